@@ -1,0 +1,1 @@
+//! The device port, its capture state machine, and the CPU device with its kernels.

@@ -1,0 +1,1 @@
+//! Generations, input writing, the step loop, sampling, the audit.

@@ -1,0 +1,26 @@
+//! The nouns of Lockstep: what passes between rooms, with its units and its limits.
+//!
+//! A request becomes a [`Request`], is admitted as a [`Ticket`], joins a batch whose shape is a
+//! [`BucketKey`], and comes back as a series of [`Event`]s of which exactly one is final.
+//!
+//! This room does no IO, reads no clock and depends on nothing. The three seams through which the
+//! outside reaches the core are traits here: [`Clock`], [`EventSink`] and [`TokenMask`].
+#![forbid(unsafe_code)]
+
+mod bucket;
+mod clock;
+mod event;
+mod ids;
+pub mod knobs;
+pub mod limits;
+mod mask;
+mod request;
+mod sampling;
+
+pub use bucket::{BucketKey, decode_ladder, next_in_ladder};
+pub use clock::{Clock, Micros};
+pub use event::{Event, EventKind, EventSink, Failure, FinishReason, TokenLogprob, Usage};
+pub use ids::{PageId, Position, RequestId, Row, Seed, SlotId, Token};
+pub use mask::{MaskError, TokenMask};
+pub use request::{Refusal, Request, Ticket};
+pub use sampling::{SamplingError, SamplingParams};

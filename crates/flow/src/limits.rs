@@ -1,0 +1,37 @@
+//! Every limit, in one place, with the relations between them asserted at compile time.
+
+/// Entries of a request's `logit_bias`.
+pub const LOGIT_BIAS_MAX: usize = 512;
+/// Alternatives reported with a token.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Extra stop tokens of a request.
+pub const STOP_TOKENS_MAX: usize = 64;
+/// Stop strings of a request, and the bytes of one.
+pub const STOP_STRINGS_MAX: usize = 16;
+/// Bytes of one stop string.
+pub const STOP_STRING_BYTES_MAX: usize = 1024;
+/// `max_tokens` where the request names none, on `/v1/completions`.
+pub const MAX_TOKENS_DEFAULT: u32 = 16;
+/// Choices of a request (`n`).
+pub const CHOICES_MAX: u32 = 128;
+/// Bytes of a request body.
+pub const BODY_BYTES_MAX: usize = 32 << 20;
+/// Sequences that may run at once, at most (`max_running_requests`).
+pub const RUNNING_REQUESTS_MAX: u32 = 4096;
+/// Tokens of a KV page. Attention splits KV at multiples of [`KV_SPLIT_TOKENS`], which is a
+/// multiple of this, so a split never starts inside a page.
+pub const PAGE_TOKENS: u32 = 32;
+/// Tokens of one attention split: partial results are combined in the order of the splits, so
+/// this number is part of the numerics and never depends on a batch.
+pub const KV_SPLIT_TOKENS: u32 = 256;
+/// Longest context that any model is served with.
+pub const CONTEXT_TOKENS_MAX: u32 = 1 << 20;
+/// Vocabulary size, at most.
+pub const VOCAB_MAX: u32 = 1 << 20;
+
+const _: () = {
+    assert!(KV_SPLIT_TOKENS.is_multiple_of(PAGE_TOKENS));
+    assert!(PAGE_TOKENS.is_power_of_two());
+    assert!(PAGE_TOKENS.is_multiple_of(16), "attention reads pages in lanes of 16 positions");
+    assert!(CONTEXT_TOKENS_MAX.is_multiple_of(KV_SPLIT_TOKENS));
+};

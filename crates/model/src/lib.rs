@@ -1,0 +1,1 @@
+//! Architectures as plan builders.

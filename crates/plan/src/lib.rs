@@ -1,0 +1,1 @@
+//! The step-plan IR, block formats, lanes and edges, arena packing, prove, the explorer.

@@ -1,0 +1,1 @@
+//! The token pool: pages, page groups, prefix index, leases, audit.

@@ -1,0 +1,1 @@
+//! Admission, chunked prefill, batch and bucket choice, preemption: a pure step function.

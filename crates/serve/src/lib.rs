@@ -1,0 +1,1 @@
+//! HTTP: the OpenAI API, operator endpoints, admin, metrics.

@@ -1,0 +1,1 @@
+//! Tokenizers, chat encodings, incremental detokenizing, tool-call parsers, grammar masks.

@@ -1,0 +1,1 @@
+//! GGUF and safetensors readers, config to ModelSpec, digests.
