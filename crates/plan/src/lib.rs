@@ -1,1 +1,4 @@
 //! The step-plan IR, block formats, lanes and edges, arena packing, prove, the explorer.
+#![forbid(unsafe_code)]
+
+pub mod format;
