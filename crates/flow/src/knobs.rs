@@ -104,6 +104,38 @@ pub const KNOBS: &[Knob] = &[
         "Name in /v1/models; by default the model's own."
     ),
     knob!(
+        "server.max-connections",
+        "max-connections",
+        Count { min: 1, max: 1 << 16 },
+        "4096",
+        Process,
+        "Client connections held at once; more wait in the listen queue."
+    ),
+    knob!(
+        "server.request-timeout",
+        "request-timeout",
+        Count { min: 0, max: 86_400 },
+        "0",
+        Process,
+        "Seconds after which a request ends with an error; 0 never."
+    ),
+    knob!(
+        "server.drain-timeout",
+        "drain-timeout",
+        Count { min: 0, max: 86_400 },
+        "30",
+        Process,
+        "Seconds that accepted requests get to finish after SIGTERM."
+    ),
+    knob!(
+        "server.log-interval",
+        "log-interval",
+        Count { min: 0, max: 3600 },
+        "10",
+        Process,
+        "Seconds between the decode log lines of a busy server; 0 prints none."
+    ),
+    knob!(
         "model.path",
         "model",
         Text,

@@ -17,6 +17,8 @@ pub mod limits;
 mod mask;
 mod request;
 mod sampling;
+pub mod settings;
+pub mod status;
 
 pub use bucket::{BucketKey, decode_ladder, next_in_ladder};
 pub use clock::{Clock, Micros};
@@ -26,3 +28,5 @@ pub use lease::Lease;
 pub use mask::{MaskError, TokenMask};
 pub use request::{Refusal, Request, Ticket};
 pub use sampling::{SamplingError, SamplingParams};
+pub use settings::Settings;
+pub use status::EngineStatus;

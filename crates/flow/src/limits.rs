@@ -14,6 +14,15 @@ pub const STOP_STRING_BYTES_MAX: usize = 1024;
 pub const MAX_TOKENS_DEFAULT: u32 = 16;
 /// Choices of a request (`n`).
 pub const CHOICES_MAX: u32 = 128;
+/// Prompts of one `/v1/completions` request.
+pub const PROMPTS_MAX: usize = 2048;
+/// Messages of one chat request, and tools it may declare.
+pub const MESSAGES_MAX: usize = 4096;
+/// Tools of one chat request.
+pub const TOOLS_MAX: usize = 256;
+/// JSON values (numbers, strings, objects, ...) of a request body: an array of token ids costs
+/// thirty times its text once parsed, so bytes alone do not bound memory.
+pub const BODY_VALUES_MAX: usize = 4 << 20;
 /// Bytes of a request body.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 /// Sequences that may run at once, at most (`max_running_requests`).
@@ -33,5 +42,6 @@ const _: () = {
     assert!(KV_SPLIT_TOKENS.is_multiple_of(PAGE_TOKENS));
     assert!(PAGE_TOKENS.is_power_of_two());
     assert!(PAGE_TOKENS.is_multiple_of(16), "attention reads pages in lanes of 16 positions");
+    assert!(BODY_VALUES_MAX > CONTEXT_TOKENS_MAX as usize, "a full context of token ids parses");
     assert!(CONTEXT_TOKENS_MAX.is_multiple_of(KV_SPLIT_TOKENS));
 };

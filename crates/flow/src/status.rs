@@ -1,0 +1,289 @@
+//! What an engine says about itself: plain numbers, filled by `engine`, read by `serve` (metrics,
+//! `/server_info`, `/v1/loads`, the decode log line) and by the change tool.
+//!
+//! Counters only ever grow; gauges are the present. Rates (tokens a second) are not in here: the
+//! reader differentiates counters, so that two readers cannot disagree about a window.
+
+use crate::{BucketKey, Micros};
+use core::fmt;
+
+/// Whether requests are taken, and if not, why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Health {
+    /// Takes requests.
+    Serving,
+    /// Finishes what it has and takes nothing new.
+    Draining,
+    /// Stopped; `why` says what failed. Stays so (failures latch).
+    Failed { why: String },
+}
+
+impl Health {
+    /// True where a new request would be considered.
+    pub fn is_serving(&self) -> bool {
+        *self == Health::Serving
+    }
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Health::Serving => f.write_str("serving"),
+            Health::Draining => f.write_str("draining"),
+            Health::Failed { why } => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+/// What is served: fixed once the weights are loaded.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ModelFacts {
+    /// The model's own name (GGUF `general.name`, or the folder's name).
+    pub name: String,
+    /// Where it was read from.
+    pub path: String,
+    /// `llama`, `qwen2`, `qwen3`, ...
+    pub architecture: String,
+    /// How the file stores its weights: `Q4_1`, `BF16`, ...
+    pub quantization: String,
+    /// Vocabulary size in tokens.
+    pub vocab: u32,
+    /// Longest sequence in tokens, as configured.
+    pub context_max_tokens: u32,
+    /// Weights, counted.
+    pub parameters: u64,
+    /// Bytes of the weights in memory.
+    pub weight_bytes: u64,
+    /// Hex digest of the weights; part of `system_fingerprint`.
+    pub weights_digest: String,
+}
+
+/// What computes: fixed for the life of the process.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct DeviceFacts {
+    /// `cpu`, `cuda`.
+    pub name: String,
+    /// The instruction path that was chosen: `avx512-vnni`, `avx2`, `portable`.
+    pub isa: String,
+    /// Compute threads.
+    pub threads: u32,
+    /// Bytes of the arena that all buckets share.
+    pub arena_bytes: u64,
+}
+
+/// One sub-pool of the token pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubPoolUse {
+    /// `full` for plain KV; `swa`, `c4`, `c128`, `index` where a model has them.
+    pub name: String,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Pages that requests can use (without the reserved one).
+    pub pages_total: u32,
+    /// Pages held by running requests, shared ones counted once.
+    pub pages_used: u32,
+    /// Pages that only the prefix cache holds: evictable.
+    pub pages_cached: u32,
+    /// Tokens with live KV in the used pages.
+    pub tokens_used: u64,
+    /// Bytes of the sub-pool.
+    pub bytes_total: u64,
+}
+
+impl SubPoolUse {
+    /// Tokens that fit.
+    pub fn tokens_total(&self) -> u64 {
+        u64::from(self.pages_total) * u64::from(self.page_tokens)
+    }
+
+    /// Used pages over all pages, 0 to 1.
+    pub fn usage(&self) -> f64 {
+        if self.pages_total == 0 {
+            0.0
+        } else {
+            f64::from(self.pages_used) / f64::from(self.pages_total)
+        }
+    }
+}
+
+/// How a bucket executes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BucketMode {
+    /// Captured: replayed.
+    Captured,
+    /// Proven, but run op by op (above `graph_max_bs`).
+    Eager,
+    /// Taken out of service by the audit.
+    Quarantined,
+}
+
+impl BucketMode {
+    /// The word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            BucketMode::Captured => "captured",
+            BucketMode::Eager => "eager",
+            BucketMode::Quarantined => "quarantined",
+        }
+    }
+}
+
+/// One bucket of the live generation and what ran through it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BucketUse {
+    /// Its shape.
+    pub key: BucketKey,
+    /// How it executes.
+    pub mode: BucketMode,
+    /// Steps replayed through its capture.
+    pub replays: u64,
+    /// Steps run op by op at its shape.
+    pub eager_steps: u64,
+    /// Rows (token slots) that carried a live token, over all its steps.
+    pub live_rows: u64,
+    /// Rows that were padding, over all its steps.
+    pub padded_rows: u64,
+}
+
+/// Why a step did not replay a captured bucket.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum EagerReason {
+    /// More rows than the largest captured bucket holds.
+    AboveGraphMaxBs,
+    /// A prefill or mixed step whose shape is not captured.
+    PrefillNotCaptured,
+    /// The audit took the bucket out of service.
+    Quarantined,
+    /// The audit ran this step's eager twin.
+    Audit,
+    /// Asked for by the operator.
+    Configured,
+}
+
+impl EagerReason {
+    /// The label's value in `/metrics`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            EagerReason::AboveGraphMaxBs => "above_graph_max_bs",
+            EagerReason::PrefillNotCaptured => "prefill_not_captured",
+            EagerReason::Quarantined => "quarantined",
+            EagerReason::Audit => "audit",
+            EagerReason::Configured => "configured",
+        }
+    }
+}
+
+/// Totals since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Steps, captured and eager.
+    pub steps: u64,
+    /// Steps in which every live row was a decode row.
+    pub decode_steps: u64,
+    /// Of those, how many replayed a captured bucket.
+    pub decode_steps_captured: u64,
+    /// Steps that held at least one prompt token.
+    pub prefill_steps: u64,
+    /// Of those, how many replayed a captured bucket.
+    pub prefill_steps_captured: u64,
+    /// Prompt tokens of admitted requests, cached ones included.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that came from the prefix cache.
+    pub cached_tokens: u64,
+    /// Prompt tokens computed (recomputed ones after a preemption too).
+    pub prefill_tokens: u64,
+    /// Output tokens.
+    pub generated_tokens: u64,
+    /// Requests admitted.
+    pub admitted: u64,
+    /// Requests that ended well.
+    pub finished: u64,
+    /// Requests cancelled by their client or an operator.
+    pub cancelled: u64,
+    /// Requests that ended badly otherwise.
+    pub failed: u64,
+    /// Requests refused because the queue was full.
+    pub refused_queue_full: u64,
+    /// Requests refused for any other reason.
+    pub refused_other: u64,
+    /// Times a running request was preempted.
+    pub preemptions: u64,
+    /// Pages dropped from the prefix cache to make room.
+    pub evicted_pages: u64,
+    /// Steps audited.
+    pub audits: u64,
+    /// Audits that found a difference.
+    pub audit_mismatches: u64,
+}
+
+/// A snapshot of the engine. Taken without stopping the step loop; its parts may be one step apart.
+#[derive(Clone, PartialEq, Debug)]
+pub struct EngineStatus {
+    /// Whether it serves.
+    pub health: Health,
+    /// What it serves.
+    pub model: ModelFacts,
+    /// What it runs on.
+    pub device: DeviceFacts,
+    /// Since its start.
+    pub uptime: Micros,
+    /// Sequences that run.
+    pub running: u32,
+    /// Sequences that wait.
+    pub queued: u32,
+    /// `max_running_requests`.
+    pub running_max: u32,
+    /// `max_queued_requests`.
+    pub queued_max: u32,
+    /// Most prompt tokens of one step.
+    pub chunked_prefill_tokens: u32,
+    /// The sub-pools; the first one's tokens are the capacity that admission uses.
+    pub pools: Vec<SubPoolUse>,
+    /// The live generation's number.
+    pub generation: u64,
+    /// Its buckets, ascending.
+    pub buckets: Vec<BucketUse>,
+    /// Steps that ran eagerly, by reason; reasons that never happened may be absent.
+    pub eager_steps: Vec<(EagerReason, u64)>,
+    /// Totals.
+    pub counters: Counters,
+}
+
+impl EngineStatus {
+    /// The captured decode buckets' sizes, ascending.
+    pub fn captured_decode_sizes(&self) -> Vec<u32> {
+        let decode = |b: &&BucketUse| b.mode == BucketMode::Captured && b.key.is_decode();
+        self.buckets.iter().filter(decode).map(|b| b.key.seqs).collect()
+    }
+
+    /// Tokens of KV that the pool holds.
+    pub fn capacity_tokens(&self) -> u64 {
+        self.pools.first().map_or(0, SubPoolUse::tokens_total)
+    }
+
+    /// The fullest sub-pool's usage, 0 to 1.
+    pub fn token_usage(&self) -> f64 {
+        self.pools.iter().map(SubPoolUse::usage).fold(0.0, f64::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_the_fullest_sub_pools() {
+        let pool = |used| SubPoolUse {
+            name: "full".into(),
+            page_tokens: 32,
+            pages_total: 10,
+            pages_used: used,
+            pages_cached: 0,
+            tokens_used: 0,
+            bytes_total: 0,
+        };
+        assert_eq!(pool(0).tokens_total(), 320);
+        assert_eq!([pool(1), pool(5)].iter().map(SubPoolUse::usage).fold(0.0, f64::max), 0.5);
+        assert_eq!(SubPoolUse { pages_total: 0, ..pool(0) }.usage(), 0.0);
+    }
+}

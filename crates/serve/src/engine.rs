@@ -1,0 +1,31 @@
+//! The handle through which HTTP reaches the step loop.
+
+use lockstep_flow::{EngineStatus, EventSink, Micros, Refusal, Request, RequestId, Ticket};
+
+/// A running engine. Every method returns at once except [`Engine::shutdown`]; none of them waits
+/// for a step.
+///
+/// Contract 5 as seen from here: a request for which [`Engine::submit`] returned a ticket gets
+/// exactly one final event, whatever happens; one that was refused gets none.
+pub trait Engine: Send + Sync + 'static {
+    /// Admits a request, or says why not. Its events go to `sink` from the step thread. A sink
+    /// that answers false cancels its request within one step.
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, Refusal>;
+
+    /// Ends a queued or running request with [`lockstep_flow::Failure::Cancelled`] within one
+    /// step. A request that is unknown or has ended is ignored.
+    fn cancel(&self, id: RequestId);
+
+    /// A snapshot of everything that operators ask about.
+    fn status(&self) -> EngineStatus;
+
+    /// The engine's clock: what `Request::arrived` and `Request::deadline` are measured by.
+    fn now(&self) -> Micros;
+
+    /// Takes nothing new ([`Refusal::NotServing`]) and goes on with what it has. Idempotent.
+    fn drain(&self);
+
+    /// Ends what is left with [`lockstep_flow::Failure::ShuttingDown`], stops the step loop and
+    /// returns when it has ended. Idempotent.
+    fn shutdown(&self);
+}
