@@ -4,17 +4,24 @@
 
 use crate::{
     Access, Axis, Buffer, BufferId, BufferKind, Decision, Edge, EdgeKind, Elem, LaneId, Op, OpId,
-    OpKind, PaddingPolicy, StateKind, StepPlan, declare,
+    OpKind, PaddingPolicy, StateKind, StepPlan, declare, row_axis,
 };
 use lockstep_flow::BucketKey;
 
 /// Alignment of every buffer: a cache line, and one AVX-512 register.
 const ALIGN: u32 = 64;
 
+/// Name of the input that holds the live rows of each axis: three u32, T then S then R.
+pub const LIVE_COUNTS: &str = "live_counts";
+
+/// Its size.
+pub const LIVE_COUNTS_BYTES: u64 = 12;
+
 /// Builds a [`StepPlan`].
 pub struct PlanBuilder {
     plan: StepPlan,
     lanes_max: usize,
+    live: Option<BufferId>,
 }
 
 impl PlanBuilder {
@@ -29,7 +36,12 @@ impl PlanBuilder {
             lanes: vec!["host".into(), "main".into()],
             edges: Vec::new(),
         };
-        PlanBuilder { plan, lanes_max: lanes_max as usize }
+        PlanBuilder { plan, lanes_max: lanes_max as usize, live: None }
+    }
+
+    /// A buffer declared earlier, by name.
+    pub fn find(&self, name: &str) -> Option<BufferId> {
+        self.plan.find(name)
     }
 
     /// The bucket being built.
@@ -108,6 +120,23 @@ impl PlanBuilder {
         self.rows(name, kind, axis, words * 4, Elem::U32)
     }
 
+    /// Declares the input that holds the live counts; every op over rows declared after it reads
+    /// it. A kernel may skip rows past the live count of its axis: that choice is made at run
+    /// time inside the kernel, so it is not a frozen decision, and no live row's bits change.
+    pub fn live_counts(&mut self) -> BufferId {
+        let kind = BufferKind::Input { padding: PaddingPolicy::NoRows, late: false };
+        let id = self.push(Buffer {
+            name: LIVE_COUNTS.into(),
+            bytes: LIVE_COUNTS_BYTES,
+            align: ALIGN,
+            kind,
+            rows: None,
+            elem: Elem::U32,
+        });
+        self.live = Some(id);
+        id
+    }
+
     /// A transient with one row a slot of `axis`.
     pub fn transient(
         &mut self,
@@ -128,7 +157,10 @@ impl PlanBuilder {
 
     /// An op on `lane`, its accesses declared by its kind.
     pub fn op(&mut self, name: impl Into<String>, lane: LaneId, kind: OpKind) -> OpId {
-        let accesses = declare(&kind, &self.plan.buffers);
+        let mut accesses = declare(&kind, &self.plan.buffers);
+        if let (Some(live), true) = (self.live, row_axis(&kind).is_some()) {
+            accesses.reads.push(Access::whole(live, LIVE_COUNTS_BYTES));
+        }
         let name = name.into();
         self.plan.ops.push(Op {
             name,

@@ -19,7 +19,7 @@ mod step_plan;
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
 pub use backend::{Activation, Backend, Unsupported};
 pub use buffer::{Axis, Buffer, BufferId, BufferKind, Elem, PaddingPolicy, Span, StateKind};
-pub use build::{PlanBuilder, conflict, derive_edges};
+pub use build::{LIVE_COUNTS, LIVE_COUNTS_BYTES, PlanBuilder, conflict, derive_edges};
 pub use declare::{Accesses, declare, row_axis};
 pub use lane::{Edge, EdgeKind, LaneId};
 pub use op::{
