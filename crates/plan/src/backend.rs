@@ -48,8 +48,8 @@ pub trait Backend {
     /// What a GEMM of this format reads.
     fn activation(&self, format: Format) -> Activation;
 
-    /// Bytes of `rows` quantised rows of `k` channels.
-    fn quant_bytes(&self, rows: u32, k: u32) -> u64;
+    /// Bytes from one quantised row of `k` channels to the next.
+    fn quant_row_bytes(&self, k: u32) -> u64;
 
     /// Bytes of one layer's K page and V page.
     fn kv_page_bytes(&self, shape: &AttnShape) -> Result<(u64, u64), Unsupported>;
