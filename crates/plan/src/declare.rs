@@ -137,13 +137,14 @@ impl Declarer<'_> {
                 self.write(s.out);
             }
             OpKind::Sample(s) => {
-                for b in [s.logits, s.params, s.masks, s.bias] {
+                for b in [s.logits, s.params, s.masks, s.bias, s.logit_rows, s.logit_slots] {
                     self.read(b);
                 }
-                self.read_gather(s.block_table, s.params);
+                self.read_gather(s.token_seq, s.logit_rows);
+                self.read_gather(s.block_table, s.token_seq);
                 self.read_indexed(s.token_pages, s.block_table);
                 self.write(s.scratch);
-                self.write_indexed(s.last_token, s.params);
+                self.write_indexed(s.last_token, s.logit_slots);
                 self.write(s.results);
             }
             OpKind::Mix { .. } | OpKind::Collective { .. } => {}

@@ -267,6 +267,12 @@ pub struct Sample {
     pub vocab: u32,
     /// `[R]` sampling parameter structs.
     pub params: BufferId,
+    /// `[R]` u32: the token row that a logit row belongs to.
+    pub logit_rows: BufferId,
+    /// `[R]` u32: the slot whose `last_token` the row's sample becomes; slot 0 keeps nothing.
+    pub logit_slots: BufferId,
+    /// `[T]` u32: the token row's sequence, an index into the block table.
+    pub token_seq: BufferId,
     /// `[R][ceil(vocab / 32)]` u32.
     pub masks: BufferId,
     /// `[R][LOGIT_BIAS_MAX]` (u32, f32).
