@@ -1,0 +1,185 @@
+//! The lanes as two AVX2 registers.
+
+use super::Lanes;
+use core::arch::x86_64::*;
+
+/// Sixteen floats, lanes 0 to 7 and 8 to 15. Exists only where AVX2, FMA and F16C do.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(pub __m256, pub __m256);
+
+macro_rules! lanewise {
+    ($($name:ident = $intrinsic:ident($($arg:ident),*);)*) => {
+        $(#[inline(always)]
+        fn $name(self, $($arg: Self),*) -> Self {
+            // SAFETY: the value exists, so the CPU has AVX2 and FMA.
+            unsafe { Avx2($intrinsic(self.0, $($arg.0),*), $intrinsic(self.1, $($arg.1),*)) }
+        })*
+    };
+}
+
+impl Lanes for Avx2 {
+    const TILE: usize = 3;
+
+    lanewise! {
+        add = _mm256_add_ps(o);
+        sub = _mm256_sub_ps(o);
+        mul = _mm256_mul_ps(o);
+        div = _mm256_div_ps(o);
+        fma = _mm256_fmadd_ps(b, c);
+        max = _mm256_max_ps(o);
+    }
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self {
+        // SAFETY: the caller says that the CPU has AVX2.
+        unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: as above, and 16 floats are readable.
+        unsafe { Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        // SAFETY: as above; lanes that a mask leaves out are not read, and the second pointer is
+        // only formed, never followed, where no lane of it is left.
+        unsafe {
+            Avx2(
+                _mm256_maskload_ps(p, first(n)),
+                _mm256_maskload_ps(p.wrapping_add(8), first(n.saturating_sub(8))),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: as above, and 16 numbers are readable.
+        unsafe {
+            Avx2(
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: 16 floats are writable.
+        unsafe {
+            _mm256_storeu_ps(p, self.0);
+            _mm256_storeu_ps(p.add(8), self.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        // SAFETY: as in `load_part`, for writes.
+        unsafe {
+            _mm256_maskstore_ps(p, first(n), self.0);
+            _mm256_maskstore_ps(p.wrapping_add(8), first(n.saturating_sub(8)), self.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: 16 numbers are writable.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<NEAREST>(self.0));
+            _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<NEAREST>(self.1));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rounded(self, p: *mut u32) {
+        // SAFETY: 16 integers are writable; the default rounding mode is nearest even.
+        unsafe {
+            _mm256_storeu_si256(p.cast(), _mm256_cvtps_epi32(self.0));
+            _mm256_storeu_si256(p.add(8).cast(), _mm256_cvtps_epi32(self.1));
+        }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, bound: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            let lo = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0);
+            let hi = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, bound.1);
+            Avx2(_mm256_blendv_ps(no.0, yes.0, lo), _mm256_blendv_ps(no.1, yes.1, hi))
+        }
+    }
+
+    #[inline(always)]
+    fn exp2_of_shifted(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe { Avx2(exp2_of_shifted(self.0), exp2_of_shifted(self.1)) }
+    }
+
+    #[inline(always)]
+    fn gt_mask(self, o: Self) -> u32 {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            let lo = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(self.0, o.0));
+            let hi = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(self.1, o.1));
+            (lo | hi << 8) as u32
+        }
+    }
+
+    #[inline(always)]
+    fn nan_mask(self) -> u32 {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            let lo = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+            let hi = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.1, self.1));
+            (lo | hi << 8) as u32
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            let v = _mm256_add_ps(self.0, self.1);
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn greatest(self) -> f32 {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            let v = _mm256_max_ps(self.0, self.1);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+}
+
+/// All ones in the first `min(n, 8)` lanes.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn first(n: usize) -> __m256i {
+    // SAFETY: the caller says so.
+    unsafe {
+        let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(n.min(8) as i32), lane)
+    }
+}
+
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn exp2_of_shifted(v: __m256) -> __m256 {
+    // SAFETY: the caller says so.
+    unsafe {
+        let n = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
+    }
+}

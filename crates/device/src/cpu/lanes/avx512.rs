@@ -1,0 +1,151 @@
+//! The lanes as one AVX-512 register.
+
+use super::Lanes;
+use core::arch::x86_64::*;
+
+/// Sixteen floats in a register. Exists only where AVX-512 F, BW, DQ and VL do.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512(pub __m512);
+
+macro_rules! lanewise {
+    ($($name:ident = $intrinsic:ident($($arg:ident),*);)*) => {
+        $(#[inline(always)]
+        fn $name(self, $($arg: Self),*) -> Self {
+            // SAFETY: the value exists, so the CPU has AVX-512.
+            Avx512(unsafe { $intrinsic(self.0, $($arg.0),*) })
+        })*
+    };
+}
+
+impl Lanes for Avx512 {
+    const TILE: usize = 12;
+
+    lanewise! {
+        add = _mm512_add_ps(o);
+        sub = _mm512_sub_ps(o);
+        mul = _mm512_mul_ps(o);
+        div = _mm512_div_ps(o);
+        fma = _mm512_fmadd_ps(b, c);
+        max = _mm512_max_ps(o);
+    }
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self {
+        // SAFETY: the caller says that the CPU has AVX-512.
+        Avx512(unsafe { _mm512_set1_ps(v) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: as above, and 16 floats are readable.
+        Avx512(unsafe { _mm512_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        // SAFETY: as above, and lanes that the mask leaves out are not read.
+        Avx512(unsafe { _mm512_maskz_loadu_ps(first(n), p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: as above, and 16 numbers are readable.
+        Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: 16 floats are writable.
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        // SAFETY: lanes that the mask leaves out are not written.
+        unsafe { _mm512_mask_storeu_ps(p, first(n), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16) {
+        // SAFETY: 16 numbers are writable.
+        unsafe {
+            let h = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+            _mm256_storeu_si256(p.cast(), h);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rounded(self, p: *mut u32) {
+        // SAFETY: 16 integers are writable; the default rounding mode is nearest even.
+        unsafe { _mm512_storeu_si512(p.cast(), _mm512_cvtps_epi32(self.0)) }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, bound: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        unsafe {
+            let lt = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
+            Avx512(_mm512_mask_blend_ps(lt, no.0, yes.0))
+        }
+    }
+
+    #[inline(always)]
+    fn exp2_of_shifted(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        unsafe {
+            let n = _mm512_add_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(127));
+            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(n)))
+        }
+    }
+
+    #[inline(always)]
+    fn gt_mask(self, o: Self) -> u32 {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        u32::from(unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, o.0) })
+    }
+
+    #[inline(always)]
+    fn nan_mask(self) -> u32 {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        u32::from(unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0) })
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        unsafe {
+            let v = _mm256_add_ps(_mm512_castps512_ps256(self.0), high(self.0));
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn greatest(self) -> f32 {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        unsafe {
+            let v = _mm256_max_ps(_mm512_castps512_ps256(self.0), high(self.0));
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+}
+
+/// A mask of the first `n` lanes.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    debug_assert!(n <= 16);
+    ((1u32 << n) - 1) as __mmask16
+}
+
+/// The upper eight lanes.
+///
+/// # Safety
+/// The CPU has AVX-512 DQ.
+#[inline(always)]
+unsafe fn high(v: __m512) -> __m256 {
+    // SAFETY: the caller says so.
+    unsafe { _mm512_extractf32x8_ps::<1>(v) }
+}

@@ -1,0 +1,151 @@
+//! Sixteen virtual float lanes: the scalar definition that every instruction set reproduces.
+//!
+//! A kernel written once over [`Lanes`] gives the same bits on every path, because each method is
+//! an IEEE operation on each lane and the two reductions use one stated tree. What is *not* here
+//! (estimates, horizontal adds in another order, flush-to-zero) cannot be used by accident.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::Portable;
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// Sixteen f32 values.
+///
+/// A value of an implementing type exists only where its instruction set does: the functions that
+/// make one from nothing are unsafe, and methods on a value rely on that.
+pub trait Lanes: Copy {
+    /// Query vectors that attention holds in registers at once; shapes speed, not bits.
+    const TILE: usize;
+
+    /// All lanes `v`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of the implementing type.
+    unsafe fn splat(v: f32) -> Self;
+
+    /// Lane `l` is `p[l]`; no alignment is needed.
+    ///
+    /// # Safety
+    /// As [`Lanes::splat`], and `p` is readable for 16 floats.
+    unsafe fn load(p: *const f32) -> Self;
+
+    /// Lane `l` is `p[l]` where `l < n`, else 0; `n <= 16`.
+    ///
+    /// # Safety
+    /// As [`Lanes::splat`], and `p` is readable for `n` floats.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self;
+
+    /// Lane `l` is the half-precision number `p[l]`, exactly.
+    ///
+    /// # Safety
+    /// As [`Lanes::splat`], and `p` is readable for 16 half-precision numbers.
+    unsafe fn load_f16(p: *const u16) -> Self;
+
+    /// Writes lane `l` to `p[l]`.
+    ///
+    /// # Safety
+    /// `p` is writable for 16 floats.
+    unsafe fn store(self, p: *mut f32);
+
+    /// Writes lane `l` to `p[l]` where `l < n`; `n <= 16`.
+    ///
+    /// # Safety
+    /// `p` is writable for `n` floats.
+    unsafe fn store_part(self, p: *mut f32, n: usize);
+
+    /// Writes lane `l` to `p[l]` in half precision, rounded to nearest even.
+    ///
+    /// # Safety
+    /// `p` is writable for 16 half-precision numbers.
+    unsafe fn store_f16(self, p: *mut u16);
+
+    /// Writes lane `l` to `p[l]` as the nearest integer, ties to even.
+    /// Lanes are in `0..=2^30`.
+    ///
+    /// # Safety
+    /// `p` is writable for 16 integers.
+    unsafe fn store_rounded(self, p: *mut u32);
+
+    /// `self + o`
+    fn add(self, o: Self) -> Self;
+    /// `self - o`
+    fn sub(self, o: Self) -> Self;
+    /// `self * o`
+    fn mul(self, o: Self) -> Self;
+    /// `self / o`
+    fn div(self, o: Self) -> Self;
+    /// `self * b + c` with one rounding.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// `if self > o { self } else { o }`: the second operand where either is NaN.
+    fn max(self, o: Self) -> Self;
+    /// `if self < bound { yes } else { no }`: `no` where either is NaN.
+    fn select_lt(self, bound: Self, yes: Self, no: Self) -> Self;
+    /// The float whose bits are `(bits(self) + 127) << 23`, modulo 2^32: 2^n where `self` is
+    /// n + 1.5 * 2^23 with n in -126..=127.
+    fn exp2_of_shifted(self) -> Self;
+    /// Bit `l` is 1 where lane `l > o`.
+    fn gt_mask(self, o: Self) -> u32;
+    /// Bit `l` is 1 where lane `l` is NaN.
+    fn nan_mask(self) -> u32;
+    /// The sum of the lanes: lane l plus lane l+8, then l plus l+4, l plus l+2, l plus l+1.
+    fn sum(self) -> f32;
+    /// The greatest lane, by the same tree of [`Lanes::max`] (lower lanes are the first operand).
+    fn greatest(self) -> f32;
+}
+
+/// Defines `unsafe fn $name(isa, args..)`, which runs `$body::<V>(args..)` compiled for the
+/// instruction set that `isa` names.
+///
+/// # Safety
+/// The generated function needs `isa.is_available()` and what `$body` needs.
+#[allow(unused_macros)]
+macro_rules! per_isa {
+    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?
+        = $body:ident $(;)?) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $vis unsafe fn $name(isa: $crate::cpu::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the caller's contract is the body's, and the features are on.
+                unsafe { $body::<$crate::cpu::lanes::Avx512>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the caller's contract is the body's, and the features are on.
+                unsafe { $body::<$crate::cpu::lanes::Avx2>($($arg),*) }
+            }
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the caller says that the CPU has the features.
+                $crate::cpu::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the caller says that the CPU has the features.
+                $crate::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: the caller's contract is the body's; no feature is needed.
+                _ => unsafe { $body::<$crate::cpu::lanes::Portable>($($arg),*) },
+            }
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use per_isa;
+
+#[cfg(test)]
+pub(crate) fn isas() -> Vec<super::isa::Isa> {
+    super::isa::Isa::available().collect()
+}

@@ -1,0 +1,6 @@
+//! The CPU device's kernels: one scalar definition each, reproduced by every instruction set.
+
+pub mod isa;
+pub mod lanes;
+pub mod math;
+pub mod pool;
