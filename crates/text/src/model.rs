@@ -1,0 +1,217 @@
+//! Everything about one model's text, in one value.
+
+use crate::TextError;
+use crate::chat::{ChatOptions, ChatPrompt, ChatTemplate};
+use crate::stream::{StreamOptions, TextStream, Utf8Stream};
+use crate::tokenizer::{Encode, GgufVocab, HfFolder, Kind, Tokenizer};
+use lockstep_flow::Token;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Spellings of tokens that end a turn or a text in models whose files do not always say so.
+const END_SPELLINGS: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<EOT>",
+    "</s>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+];
+
+/// Tokenizer, chat template and output formats of one model. Shared by all requests in an `Arc`;
+/// nothing in it changes after it is built.
+pub struct TextModel {
+    tokenizer: Arc<Tokenizer>,
+    bos: Option<Token>,
+    eos: Vec<Token>,
+    template: Option<Result<ChatTemplate, TextError>>,
+}
+
+impl std::fmt::Debug for TextModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TextModel")
+            .field("vocab_size", &self.vocab_size())
+            .field("bos", &self.bos)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TextModel {
+    /// From the tokenizer keys of a GGUF file.
+    pub fn from_gguf(vocab: GgufVocab) -> Result<TextModel, TextError> {
+        let tokenizer = Tokenizer::from_gguf(&vocab)?;
+        let mut eos: Vec<Token> =
+            [vocab.eos, vocab.eot, vocab.eom].into_iter().flatten().map(Token).collect();
+        for (id, text) in vocab.tokens.iter().enumerate() {
+            let kind = tokenizer.pieces()[id].kind;
+            if matches!(kind, Kind::Control | Kind::UserDefined)
+                && END_SPELLINGS.contains(&text.as_str())
+            {
+                eos.push(Token(id as u32));
+            }
+        }
+        let text = |id: Option<u32>| id.map(|id| vocab.tokens[id as usize].clone());
+        let specials = [
+            ("bos_token", text(vocab.bos)),
+            ("eos_token", text(vocab.eos)),
+            ("unk_token", text(vocab.unk)),
+            ("pad_token", text(vocab.pad)),
+        ];
+        let bos = vocab.bos.map(Token);
+        Ok(TextModel::assemble(tokenizer, bos, eos, vocab.chat_template, specials))
+    }
+
+    /// From the tokenizer files of a Hugging Face folder: `tokenizer.json`, and where present
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
+    /// `config.json`, `chat_template.jinja` and `chat_template.json`.
+    pub fn from_hf_dir(dir: &Path) -> Result<TextModel, TextError> {
+        let folder = HfFolder::read(dir)?;
+        let tokenizer = Tokenizer::from_hf(&folder)?;
+        let named = |name| folder.special(name).and_then(|text| tokenizer.token_of(text));
+        let mut eos = folder.eos_ids();
+        eos.extend(named("eos_token"));
+        eos.retain(|t| t.index() < tokenizer.pieces().len());
+        let bos = named("bos_token");
+        let specials = ["bos_token", "eos_token", "unk_token", "pad_token"]
+            .map(|name| (name, folder.special(name).map(str::to_owned)));
+        Ok(TextModel::assemble(tokenizer, bos, eos, folder.chat_template(), specials))
+    }
+
+    fn assemble(
+        tokenizer: Tokenizer,
+        bos: Option<Token>,
+        mut eos: Vec<Token>,
+        template: Option<String>,
+        specials: [(&'static str, Option<String>); 4],
+    ) -> TextModel {
+        eos.sort_unstable();
+        eos.dedup();
+        let specials: Vec<_> =
+            specials.into_iter().filter_map(|(name, text)| Some((name, text?))).collect();
+        let template = template.map(|source| ChatTemplate::new(source, specials));
+        TextModel { tokenizer: Arc::new(tokenizer), bos, eos, template }
+    }
+
+    /// Number of ids: one more than the largest. A model may have more rows of logits than this.
+    pub fn vocab_size(&self) -> u32 {
+        self.tokenizer.pieces().len() as u32
+    }
+
+    /// The tokens that end a text or a turn, ascending.
+    pub fn eos_tokens(&self) -> &[Token] {
+        &self.eos
+    }
+
+    /// The token that starts a text, where the model has one.
+    pub fn bos(&self) -> Option<Token> {
+        self.bos
+    }
+
+    /// The source of the chat template, where the model has one that parses.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.template.as_ref()?.as_ref().ok().map(ChatTemplate::source)
+    }
+
+    /// Token ids of `text`.
+    pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<Token>, TextError> {
+        self.tokenizer.encode(text, how)
+    }
+
+    /// The text of `tokens` as a whole text: a SentencePiece leading space is dropped. Bytes that
+    /// are not UTF-8 become U+FFFD, ids outside the vocabulary nothing.
+    pub fn decode(&self, tokens: &[Token], skip_special: bool) -> String {
+        self.decode_from(tokens, skip_special, !self.tokenizer.strips_leading_space())
+    }
+
+    /// The text that `tokens` add to a prompt.
+    pub fn decode_continuation(&self, tokens: &[Token], skip_special: bool) -> String {
+        self.decode_from(tokens, skip_special, true)
+    }
+
+    fn decode_from(&self, tokens: &[Token], skip_special: bool, continuation: bool) -> String {
+        let pieces = tokens.iter().filter_map(|t| self.tokenizer.pieces().get(t.index()));
+        let mut bytes: Vec<u8> = pieces
+            .filter(|p| !(skip_special && p.is_special()))
+            .flat_map(|p| p.bytes.iter().copied())
+            .collect();
+        if !continuation && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        let mut out = String::with_capacity(bytes.len());
+        let mut utf8 = Utf8Stream::default();
+        utf8.push(&bytes, &mut out);
+        utf8.finish(&mut out);
+        out
+    }
+
+    /// The bytes of one token, special or not; none for an id outside the vocabulary.
+    pub fn token_bytes(&self, token: Token) -> &[u8] {
+        self.tokenizer.pieces().get(token.index()).map_or(&[], |p| &p.bytes)
+    }
+
+    /// The text of one token for a list of log-probabilities, with U+FFFD where its bytes alone
+    /// are not UTF-8.
+    pub fn token_text(&self, token: Token) -> String {
+        String::from_utf8_lossy(self.token_bytes(token)).into_owned()
+    }
+
+    /// True for tokens that decoding skips.
+    pub fn is_special(&self, token: Token) -> bool {
+        self.tokenizer.pieces().get(token.index()).is_some_and(|p| p.is_special())
+    }
+
+    /// How the vocabulary spells the token, byte alphabet and all.
+    pub fn token_spelling(&self, token: Token) -> Option<String> {
+        self.tokenizer.spelling_of(token)
+    }
+
+    /// The token with this spelling in the vocabulary.
+    pub fn token_of(&self, spelling: &str) -> Option<Token> {
+        self.tokenizer.token_of(spelling)
+    }
+
+    /// Renders `messages` (an array of objects with `role` and `content`) with the model's own
+    /// template. The ids are those of `transformers`' `apply_chat_template`, except that a message
+    /// that spells a control token keeps it as plain text.
+    pub fn render_chat(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        options: &ChatOptions,
+    ) -> Result<ChatPrompt, TextError> {
+        let template = match &self.template {
+            None => return Err(TextError::NoTemplate),
+            Some(Err(e)) => return Err(e.clone()),
+            Some(Ok(template)) => template,
+        };
+        let rendered = template.render(self.tokenizer.guard(), messages, tools, options)?;
+        let mut tokens = Vec::new();
+        match rendered.mark {
+            None => {
+                self.tokenizer.encode_all(&rendered.text, &mut tokens)?;
+                Ok(ChatPrompt { text: rendered.text, tokens })
+            }
+            Some(mark) => {
+                self.tokenizer.encode_marked(&rendered.text, mark, &mut tokens)?;
+                let text = rendered.text.chars().filter(|&c| c != mark).collect();
+                Ok(ChatPrompt { text, tokens })
+            }
+        }
+    }
+
+    /// The detokenizer of a sequence that continues a prompt.
+    pub fn stream(&self, stop: Vec<String>) -> Result<TextStream, TextError> {
+        self.stream_with(StreamOptions { stop, ..StreamOptions::default() })
+    }
+
+    /// The detokenizer of a sequence.
+    pub fn stream_with(&self, options: StreamOptions) -> Result<TextStream, TextError> {
+        TextStream::new(self.tokenizer.clone(), options)
+    }
+}
