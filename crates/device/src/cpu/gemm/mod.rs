@@ -1,0 +1,349 @@
+//! Matrix multiply: `out[row][n] = sum over k of weights[n][k] * x[row][k]`, with what follows it
+//! (bias, residual, SwiGLU) done on the accumulators.
+//!
+//! **Contract 1.** The bits of an output depend on its weight row, its activation row and K.
+//! - *Quantised weights.* The activation row is quantised per block of 32 ([`super::quant`]). Per
+//!   block, in order of k: `acc = fma(f32(dot), w_scale * x_scale, acc)`, then for formats with a
+//!   min `acc = fma(w_min, x_scale * f32(sum), acc)`; a format with a scale for each 16 does the
+//!   first step for the low and then the high half. `dot` and `sum` are exact integers, products
+//!   in parentheses-free position (`w_scale * x_scale`, `x_scale * f32(sum)`) are rounded f32.
+//! - *Float weights.* `part = fma(w[k], x[k], part)` in order of k inside chunks of 256; the parts
+//!   are added in order.
+//! - *Epilogue.* `y = acc + bias` where there is a bias, then store `y`, or `out + y`, or
+//!   `(gate / (1 + exp(-gate))) * up`. A NaN is stored as the one quiet NaN of [`f32::NAN`], since
+//!   which payload survives an operation is the only thing that instruction sets disagree on.
+//!
+//! A lane of a tile is an output and rows of the batch are separate accumulators, so neither the
+//! batch, nor the split into tasks, nor the vector width can reorder a sum.
+//!
+//! Nothing here allocates; a [`Gemm`] is checked and resolved once, at capture.
+
+use core::fmt;
+use core::ops::Range;
+
+use super::isa::{Isa, KernelKind, counters};
+use super::quant::{self, QBlock};
+use super::tile::{LANES, PackedMatrix};
+use layout::{FloatElem, FloatFormat, by_rows, with_format};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod epilogue;
+mod layout;
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+/// Activation rows of one kernel call: the accumulators of a tile that stay in registers.
+const ROWS_MAX: usize = 16;
+
+/// Tiles of a task: 32 outputs, a quantised block of the next matrix's input.
+const TASK_TILES: usize = 2;
+
+/// Rows of a task, so that threads can also share a prefill of a narrow matrix.
+const TASK_ROWS: usize = 128;
+
+/// Floats from one row of accumulators to the next: two tiles, and two more of the `up` matrix.
+const ACC_STRIDE: usize = 4 * LANES;
+
+/// Values of K whose products are added up before the sum joins the total, for float weights.
+pub const K_CHUNK: usize = 256;
+
+/// The rows that a matrix is multiplied with. Rows are `row_stride` apart.
+#[derive(Clone, Copy, Debug)]
+pub enum Activations {
+    /// For quantised weights: K/32 blocks a row; the stride in bytes ([`quant::row_bytes`]).
+    Quantised { blocks: *const QBlock, row_stride_bytes: usize },
+    /// For float weights: K values a row; the stride in values.
+    F32 { values: *const f32, row_stride: usize },
+}
+
+/// Where SwiGLU puts its result.
+#[derive(Clone, Copy, Debug)]
+pub enum SwiGluOut {
+    /// N values a row; the stride in values.
+    F32 { values: *mut f32, row_stride: usize },
+    /// N/32 blocks a row, quantised for the next matrix; the stride in bytes.
+    Quantised { blocks: *mut QBlock, row_stride_bytes: usize },
+}
+
+/// What becomes of an output `y`.
+#[derive(Clone, Copy, Debug)]
+pub enum Epilogue {
+    /// `out = y`.
+    Store { out: *mut f32, row_stride: usize },
+    /// `out = out + y`: the residual stream.
+    Add { out: *mut f32, row_stride: usize },
+    /// `out = silu(y) * (up times x)`; `up` is a matrix of the same layout.
+    SwiGlu { up: *const u8, out: SwiGluOut },
+}
+
+/// A multiply as it is captured: every address resolved.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmArgs {
+    /// The layout of `weights`.
+    pub desc: PackedMatrix,
+    /// `desc.bytes()` bytes, aligned to 64.
+    pub weights: *const u8,
+    /// N values that are added to each row, or null. Not with SwiGLU.
+    pub bias: *const f32,
+    /// The rows.
+    pub x: Activations,
+    /// How many.
+    pub rows: u32,
+    /// What follows.
+    pub epilogue: Epilogue,
+    /// The kernels to use.
+    pub isa: Isa,
+}
+
+/// Why a multiply cannot be captured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GemmError {
+    /// Quantised weights need quantised activations, float weights f32 ones.
+    ActivationKind { format: super::tile::TileFormat },
+    /// Pointers into weights, or to quantised blocks, are aligned to this many bytes.
+    Alignment { what: &'static str, needed: usize },
+    /// Rows are closer together than a row is long.
+    Stride { what: &'static str, needed_bytes: usize, found_bytes: usize },
+    /// Quantised output needs whole blocks.
+    PartialBlock { n: usize },
+    /// SwiGLU takes no bias.
+    SwiGluBias,
+    /// This CPU lacks the instruction set.
+    Isa { isa: Isa },
+}
+
+impl fmt::Display for GemmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            GemmError::ActivationKind { format } => {
+                let needed = if format.quant().is_some() { "quantised" } else { "f32" };
+                write!(f, "{format:?} weights are multiplied with {needed} activations")
+            }
+            GemmError::Alignment { what, needed } => {
+                write!(f, "{what} must be aligned to {needed} bytes")
+            }
+            GemmError::Stride { what, needed_bytes, found_bytes } => {
+                write!(f, "rows of {what} are {found_bytes} bytes apart and {needed_bytes} long")
+            }
+            GemmError::PartialBlock { n } => {
+                write!(f, "{n} outputs are not whole blocks of {}", quant::BLOCK)
+            }
+            GemmError::SwiGluBias => write!(f, "SwiGLU takes no bias"),
+            GemmError::Isa { isa } => write!(f, "this CPU cannot run the {isa} kernels"),
+        }
+    }
+}
+
+impl core::error::Error for GemmError {}
+
+/// A multiply that was checked and can run.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm(GemmArgs);
+
+// SAFETY: the addresses are plain numbers until `run`, whose caller vouches for what they point at
+// and for the order of accesses (the plan's proof).
+unsafe impl Send for Gemm {}
+// SAFETY: as above.
+unsafe impl Sync for Gemm {}
+
+impl GemmArgs {
+    /// Checks what can be checked of addresses and shapes.
+    pub fn capture(self) -> Result<Gemm, GemmError> {
+        let (n, k) = (self.desc.n(), self.desc.k());
+        if !self.isa.is_available() {
+            return Err(GemmError::Isa { isa: self.isa });
+        }
+        aligned("the weights", self.weights.addr(), 64)?;
+        aligned("the bias", self.bias.addr(), 4)?;
+        match self.x {
+            Activations::Quantised { blocks, row_stride_bytes } if self.desc.takes_quantised() => {
+                aligned("activations", blocks.addr() | row_stride_bytes, align_of::<QBlock>())?;
+                let needed = k / quant::BLOCK * size_of::<QBlock>();
+                stride("activations", needed, row_stride_bytes)?;
+            }
+            Activations::F32 { values, row_stride } if !self.desc.takes_quantised() => {
+                aligned("activations", values.addr(), 4)?;
+                stride("activations", k * 4, row_stride * 4)?;
+            }
+            _ => return Err(GemmError::ActivationKind { format: self.desc.format() }),
+        }
+        match self.epilogue {
+            Epilogue::Store { out, row_stride } | Epilogue::Add { out, row_stride } => {
+                aligned("the output", out.addr(), 4)?;
+                stride("the output", n * 4, row_stride * 4)?;
+            }
+            Epilogue::SwiGlu { up, out } => {
+                aligned("the up weights", up.addr(), 64)?;
+                if !self.bias.is_null() {
+                    return Err(GemmError::SwiGluBias);
+                }
+                match out {
+                    SwiGluOut::F32 { values, row_stride } => {
+                        aligned("the output", values.addr(), 4)?;
+                        stride("the output", n * 4, row_stride * 4)?;
+                    }
+                    SwiGluOut::Quantised { blocks, row_stride_bytes } => {
+                        if !n.is_multiple_of(quant::BLOCK) {
+                            return Err(GemmError::PartialBlock { n });
+                        }
+                        let needed = n / quant::BLOCK * size_of::<QBlock>();
+                        aligned("the output", blocks.addr() | row_stride_bytes, 4)?;
+                        stride("the output", needed, row_stride_bytes)?;
+                    }
+                }
+            }
+        }
+        Ok(Gemm(self))
+    }
+}
+
+fn aligned(what: &'static str, addr: usize, needed: usize) -> Result<(), GemmError> {
+    match addr.is_multiple_of(needed) {
+        true => Ok(()),
+        false => Err(GemmError::Alignment { what, needed }),
+    }
+}
+
+fn stride(what: &'static str, needed_bytes: usize, found_bytes: usize) -> Result<(), GemmError> {
+    match found_bytes >= needed_bytes {
+        true => Ok(()),
+        false => Err(GemmError::Stride { what, needed_bytes, found_bytes }),
+    }
+}
+
+impl Gemm {
+    /// What was captured.
+    pub fn args(&self) -> &GemmArgs {
+        &self.0
+    }
+
+    /// Tasks to share among threads. Neighbouring tasks read the same weights, so a thread should
+    /// take a contiguous run of them.
+    pub fn tasks(&self) -> u32 {
+        (self.0.desc.tiles().div_ceil(TASK_TILES) * self.row_tasks()) as u32
+    }
+
+    fn row_tasks(&self) -> usize {
+        (self.0.rows as usize).div_ceil(TASK_ROWS)
+    }
+
+    /// Runs some tasks; each writes its own part of the output and reads no other's. Rows from
+    /// `live_rows` on are left alone: what they hold afterwards is what they held before.
+    ///
+    /// # Safety
+    /// Everything the arguments point at is there, as long as shapes and strides say; nobody
+    /// writes what this reads or touches what this writes while it runs; quantised blocks that
+    /// are output do not overlap the activations.
+    ///
+    /// # Panics
+    /// When `tasks` reaches past [`Gemm::tasks`].
+    pub unsafe fn run(&self, tasks: Range<u32>, live_rows: u32) {
+        assert!(tasks.end <= self.tasks(), "tasks {tasks:?} of {}", self.tasks());
+        let (args, row_tasks) = (&self.0, self.row_tasks());
+        let live_rows = live_rows.min(args.rows) as usize;
+        if tasks.start == 0 && tasks.end > 0 {
+            let quantised = args.desc.takes_quantised();
+            let kind = if quantised { KernelKind::GemmQuantised } else { KernelKind::GemmFloat };
+            counters().count(kind, args.isa);
+        }
+        let mut acc = Accumulators([0.0; ROWS_MAX * ACC_STRIDE]);
+        for task in tasks {
+            let (column, part) = (task as usize / row_tasks, task as usize % row_tasks);
+            let first_tile = column * TASK_TILES;
+            let tiles = (args.desc.tiles() - first_tile).min(TASK_TILES);
+            let rows = part * TASK_ROWS..live_rows.min((part + 1) * TASK_ROWS);
+            for first in rows.clone().step_by(ROWS_MAX) {
+                let rows = (rows.end - first).min(ROWS_MAX);
+                // SAFETY: the caller vouches for the addresses; tiles and rows are inside.
+                unsafe { args.block(first_tile, tiles, first, rows, &mut acc) }
+            }
+        }
+    }
+}
+
+/// Accumulators of up to 16 rows: of two tiles, then of the same two tiles of the `up` matrix.
+#[repr(C, align(64))]
+struct Accumulators([f32; ROWS_MAX * ACC_STRIDE]);
+
+impl GemmArgs {
+    /// # Safety
+    /// As [`Gemm::run`]; tiles and rows are inside the matrix and the batch.
+    unsafe fn block(
+        &self,
+        tile: usize,
+        tiles: usize,
+        row: usize,
+        rows: usize,
+        acc: &mut Accumulators,
+    ) {
+        let (x, x_stride_bytes) = match self.x {
+            Activations::Quantised { blocks, row_stride_bytes } => {
+                (blocks.cast::<u8>(), row_stride_bytes)
+            }
+            Activations::F32 { values, row_stride } => (values.cast::<u8>(), row_stride * 4),
+        };
+        let tile_bytes = self.desc.tile_bytes();
+        let acc_start = acc.0.as_mut_ptr();
+        // SAFETY: the offsets stay inside what the caller vouches for.
+        unsafe {
+            let mut call = TileCall {
+                weights: self.weights.add(tile * tile_bytes),
+                tile_bytes,
+                tiles,
+                k: self.desc.k(),
+                x: x.add(row * x_stride_bytes),
+                x_stride_bytes,
+                rows,
+                acc: acc_start,
+            };
+            self.tiles(&call);
+            if let Epilogue::SwiGlu { up, .. } = self.epilogue {
+                call.weights = up.add(tile * tile_bytes);
+                call.acc = acc_start.add(TASK_TILES * LANES);
+                self.tiles(&call);
+            }
+            let columns = (self.desc.n() - tile * LANES).min(tiles * LANES);
+            let done =
+                epilogue::Finished { acc: acc_start, row, rows, column: tile * LANES, columns };
+            epilogue::apply(self.isa, self, done);
+        }
+    }
+
+    /// # Safety
+    /// As [`TileCall`] asks.
+    unsafe fn tiles(&self, call: &TileCall) {
+        let format = self.desc.format();
+        // SAFETY: capture checked the instruction set; the rest is the caller's.
+        unsafe {
+            match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => with_format!(format,
+                    L => avx512::quantised::<L>(call), E => avx512::float::<E>(call)),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => with_format!(format,
+                    L => avx2::quantised::<L>(call), E => avx2::float::<E>(call)),
+                _ => with_format!(format,
+                    L => scalar::quantised::<L>(call), E => scalar::float::<E>(call)),
+            }
+        }
+    }
+}
+
+/// One kernel call: up to 16 rows times one or two tiles.
+///
+/// `weights` has `tiles` whole tiles, `x` has `rows` rows of K values or K/32 blocks, and `acc`
+/// has `rows` lines, [`ACC_STRIDE`] apart and aligned to 64 bytes, with 16 places for each tile.
+struct TileCall {
+    weights: *const u8,
+    tile_bytes: usize,
+    tiles: usize,
+    k: usize,
+    x: *const u8,
+    x_stride_bytes: usize,
+    rows: usize,
+    acc: *mut f32,
+}
