@@ -1,0 +1,172 @@
+//! The outcome of a step: stopping rules, and what is to be told.
+
+use crate::{SchedError, Scheduler, SeqRow};
+use lockstep_flow::{Failure, FinishReason, Micros, RequestId, Row, Token, Usage};
+use lockstep_pool::{Logits, StepLease};
+
+/// What came back for one row.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// The row samples nothing (a prefill chunk that is not the last), or nobody wants it any more.
+    Computed,
+    /// The sampled token.
+    Sampled(Token),
+    /// The sampled token, after which the request's grammar allows nothing but the end.
+    SampledLast(Token),
+    /// The request cannot go on.
+    Failed(Failure),
+}
+
+/// What the engine makes events of.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Update {
+    /// It left the queue for the first time.
+    Started { request: RequestId, cached_tokens: u32 },
+    /// It went back into the queue; clients are not told.
+    Preempted { request: RequestId },
+    /// Sequence row `row` of the completed step holds logits for the prompt positions
+    /// `from..from + rows`: the log-probabilities of the prompt tokens one further on.
+    PromptLogits { request: RequestId, row: Row, from: u32, rows: u32 },
+    /// One more output token, sampled by sequence row `row` of the completed step. A token that
+    /// ends the text is not among these.
+    Token { request: RequestId, row: Row, token: Token, index: u32 },
+    /// Final: it ended well.
+    Finished { request: RequestId, reason: FinishReason, usage: Usage },
+    /// Final: it did not.
+    Failed { request: RequestId, failure: Failure, usage: Usage },
+}
+
+impl Update {
+    /// Whose it is.
+    pub const fn request(&self) -> RequestId {
+        match self {
+            Update::Started { request, .. }
+            | Update::Preempted { request }
+            | Update::PromptLogits { request, .. }
+            | Update::Token { request, .. }
+            | Update::Finished { request, .. }
+            | Update::Failed { request, .. } => *request,
+        }
+    }
+
+    /// True for the one update that ends a request (contract 5).
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Update::Finished { .. } | Update::Failed { .. })
+    }
+}
+
+impl Scheduler {
+    /// The oldest step in flight is complete, with one outcome a row, in the order of its rows.
+    /// Rows of requests that have ended or been preempted meanwhile are thrown away.
+    ///
+    /// # Errors
+    /// The lease is not that step's, or the count of outcomes is not that of its rows; nothing has
+    /// changed then but that a lease which the pool refused is lost with the error.
+    pub fn complete(
+        &mut self,
+        lease: StepLease,
+        outcomes: &[Outcome],
+        now: Micros,
+    ) -> Result<(), SchedError> {
+        let step = lease.generation();
+        if step != self.completed + 1 || step > self.leased {
+            return Err(SchedError::NoStep);
+        }
+        let at = (step % self.batches.len() as u64) as usize;
+        let (expected, found) = (self.batches[at].rows.len(), outcomes.len());
+        if expected != found {
+            return Err(SchedError::OutcomeCount { expected, found });
+        }
+        self.pool.complete(lease).map_err(|(_, e)| e)?;
+        self.completed = step;
+        for (i, outcome) in outcomes.iter().enumerate() {
+            let row = self.batches[at].rows[i];
+            if self.is_live(&row) {
+                self.complete_row(&row, Row(i as u32), outcome, now);
+            } else {
+                self.counters.discarded_rows += 1;
+            }
+        }
+        self.batches[at].rows.clear();
+        Ok(())
+    }
+
+    /// The oldest step in flight has failed as a whole and is not running any more: its requests
+    /// end with `what`, and nothing that it wrote is kept.
+    ///
+    /// # Errors
+    /// The lease is not that step's.
+    pub fn fail_step(
+        &mut self,
+        lease: StepLease,
+        what: &str,
+        now: Micros,
+    ) -> Result<(), SchedError> {
+        let step = lease.generation();
+        if step != self.completed + 1 || step > self.leased {
+            return Err(SchedError::NoStep);
+        }
+        self.pool.abandon(lease).map_err(|(_, e)| e)?;
+        self.completed = step;
+        self.fail_rows((step % self.batches.len() as u64) as usize, what);
+        self.note_end(now);
+        Ok(())
+    }
+
+    fn complete_row(&mut self, row: &SeqRow, at: Row, outcome: &Outcome, now: Micros) {
+        let index = row.entry;
+        if let Outcome::Failed(failure) = outcome {
+            self.fail(index, failure.clone());
+            self.note_end(now);
+            return;
+        }
+        let request = row.plan.request;
+        if row.plan.logits == Logits::All {
+            let entry = self.entry_mut(index);
+            entry.reported = entry.reported.max(row.plan.end());
+            let (from, rows) = (row.plan.first_position.0, row.plan.n_tokens);
+            self.updates.push(Update::PromptLogits { request, row: at, from, rows });
+        }
+        let (token, last) = match (row.plan.samples, outcome) {
+            (false, _) => {
+                self.publish(index);
+                return;
+            }
+            (true, Outcome::Sampled(token)) => (*token, false),
+            (true, Outcome::SampledLast(token)) => (*token, true),
+            (true, _) => {
+                let what = "the step gave no token for a row that samples one".into();
+                self.fail(index, Failure::Engine { what });
+                return;
+            }
+        };
+        self.publish(index);
+        if let Some(reason) = self.accept(index, at, token, last) {
+            self.finish(index, reason);
+            self.note_end(now);
+        }
+    }
+
+    /// Takes a sampled token; says whether and why the request is done with it.
+    fn accept(&mut self, index: u32, row: Row, token: Token, last: bool) -> Option<FinishReason> {
+        let eos = self.config.eos_tokens.contains(&token);
+        let context = self.config.context_tokens_max as usize;
+        let entry = self.entry_mut(index);
+        entry.pending -= 1;
+        let output = entry.tokens.len() as u32 - entry.prompt_tokens;
+        entry.tokens.push(token);
+        let stop = (eos && !entry.ignore_eos) || entry.stop_tokens.contains(&token);
+        let stop = stop && output + 1 > entry.min_tokens;
+        let full = output + 1 >= entry.max_tokens || entry.tokens.len() >= context;
+        let request = entry.id;
+        if stop {
+            return Some(FinishReason::Stop);
+        }
+        self.updates.push(Update::Token { request, row, token, index: output });
+        match (last, full) {
+            (true, _) => Some(FinishReason::Stop),
+            (false, true) => Some(FinishReason::Length),
+            (false, false) => None,
+        }
+    }
+}
