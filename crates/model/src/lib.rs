@@ -1,1 +1,17 @@
-//! Architectures as plan builders.
+//! Architectures as plan builders: facts of a model in, a step plan of a bucket out.
+//!
+//! This room allocates nothing on a device and schedules nothing. It asks a [`Backend`] for sizes
+//! and says which weights, state and inputs a plan binds, by name.
+#![forbid(unsafe_code)]
+
+mod error;
+mod llama;
+mod load;
+mod rope;
+mod shape;
+
+pub use error::ModelError;
+pub use llama::Llama;
+pub use load::{SubPool, WeightLoad, WeightSource};
+pub use lockstep_plan::Backend;
+pub use shape::PlanShape;

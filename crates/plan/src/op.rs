@@ -83,6 +83,8 @@ pub enum Epilogue {
     AddTo,
     /// Two parts of equal `n`, gate then up: writes `silu(gate) * up` in `n` columns.
     SwiGlu,
+    /// The same, written as quantised rows for the next matrix.
+    SwiGluQuantised,
 }
 
 /// Matrices that share an input.
@@ -100,7 +102,7 @@ pub struct Gemm {
     pub parts: Vec<GemmPart>,
     /// What happens to the sums.
     pub epilogue: Epilogue,
-    /// `[rows][out_cols]` f32.
+    /// `[rows][out_cols]` f32, or quantised rows where the epilogue says so.
     pub out: BufferId,
     /// Columns of an output row.
     pub out_cols: u32,

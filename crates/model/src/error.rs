@@ -1,0 +1,33 @@
+//! Why no plan could be built.
+
+use core::fmt;
+use lockstep_plan::Unsupported;
+use lockstep_weights::Role;
+
+/// A model that cannot be put on a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ModelError {
+    /// The checkpoint lacks a matrix that the architecture needs.
+    MissingWeight { role: Role },
+    /// The device lacks a kernel.
+    Unsupported(Unsupported),
+}
+
+impl fmt::Display for ModelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelError::MissingWeight { role } => {
+                write!(f, "the checkpoint has no weight for {role}")
+            }
+            ModelError::Unsupported(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ModelError {}
+
+impl From<Unsupported> for ModelError {
+    fn from(e: Unsupported) -> Self {
+        ModelError::Unsupported(e)
+    }
+}
