@@ -124,13 +124,14 @@ pub struct Span {
 }
 
 impl Span {
-    /// One past the last byte.
+    /// One past the last byte; saturates, so that a span that lies about its place is refused by
+    /// `prove` instead of wrapping.
     pub const fn end(self) -> u64 {
-        self.offset + self.len
+        self.offset.saturating_add(self.len)
     }
 
-    /// True where both touch a byte of the same buffer.
+    /// True where both touch a byte of the same buffer; a span of no bytes touches nothing.
     pub fn overlaps(self, other: Span) -> bool {
-        self.buffer == other.buffer && self.offset < other.end() && other.offset < self.end()
+        self.buffer == other.buffer && self.offset.max(other.offset) < self.end().min(other.end())
     }
 }

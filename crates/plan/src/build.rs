@@ -173,6 +173,20 @@ impl PlanBuilder {
         OpId((self.plan.ops.len() - 1) as u32)
     }
 
+    /// An op whose accesses are given instead of declared by its kind: [`OpKind::Mix`].
+    pub fn op_with(
+        &mut self,
+        name: impl Into<String>,
+        lane: LaneId,
+        kind: OpKind,
+        reads: Vec<Access>,
+        writes: Vec<Access>,
+    ) -> OpId {
+        let (name, decisions) = (name.into(), Vec::new());
+        self.plan.ops.push(Op { name, kind, reads, writes, lane, decisions });
+        OpId((self.plan.ops.len() - 1) as u32)
+    }
+
     /// States what the last op's kernel decides, and on what.
     pub fn decides(&mut self, decision: Decision) {
         let op = self.plan.ops.last_mut().expect("decides() follows an op");
@@ -280,12 +294,19 @@ fn derive_next_step_edges(plan: &mut StepPlan) {
     let mut new_edges = Vec::new();
     let of_host = |i: &usize| plan.ops[*i].kind.is_host();
     for host in (0..plan.ops.len()).filter(of_host) {
+        let mut met = false;
         for device in (0..plan.ops.len()).filter(|i| !of_host(i)) {
             if conflict(&plan.ops[host], &plan.ops[device]) {
                 // Whichever of the two comes last in step n precedes the other in step n + 1.
                 let (from, to) = (OpId(host.max(device) as u32), OpId(host.min(device) as u32));
                 new_edges.push(Edge { from, to, kind: EdgeKind::NextStep });
+                met = true;
             }
+        }
+        if !met && !plan.ops[host].writes.is_empty() {
+            // Nobody reads what it writes: it still must not overtake itself.
+            let op = OpId(host as u32);
+            new_edges.push(Edge { from: op, to: op, kind: EdgeKind::NextStep });
         }
     }
     plan.edges.extend(new_edges);

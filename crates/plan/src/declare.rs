@@ -27,7 +27,8 @@ struct Declarer<'a> {
 
 impl Declarer<'_> {
     fn access(&self, id: BufferId, reach: RowReach) -> Access {
-        let b = &self.buffers[id.index()];
+        // An id out of range stays visible in the declaration, for `prove` to refuse.
+        let Some(b) = self.buffers.get(id.index()) else { return Access::whole(id, 0) };
         let span = Span { buffer: id, offset: 0, len: b.bytes };
         let rows =
             b.rows.map(|(axis, stride)| RowView { axis, stride: Stride::Capacity(stride), reach });
@@ -51,7 +52,8 @@ impl Declarer<'_> {
 
     /// The first `cols` 4-byte columns of each row; over-approximated as the whole buffer.
     fn indexed(&self, buffer: BufferId, via: BufferId) -> Access {
-        let reserved = matches!(self.buffers[buffer.index()].kind, BufferKind::State(_));
+        let kind = self.buffers.get(buffer.index()).map(|b| b.kind);
+        let reserved = matches!(kind, Some(BufferKind::State(_)));
         Access::Indexed { buffer, via, reserved_for_padding: reserved }
     }
 

@@ -1,29 +1,46 @@
 //! The step plan: what a step does, said in a form that can be proven before it runs.
 //!
-//! A builder in `model` emits ops over named buffers and lanes ([`PlanBuilder`]); [`pack()`] places
-//! transients in an arena by the partial order; [`prove()`] checks contract 2 and returns the only
+//! A builder in `model` emits ops over named buffers and lanes ([`PlanBuilder`]); [`pack`] places
+//! transients in an arena by the partial order; [`prove`] checks contract 2 and returns the only
 //! value from which a device captures anything, or the hazards. This room knows no model and no
 //! backend, holds no pointer and runs nothing.
 #![forbid(unsafe_code)]
 
 mod access;
+mod alias;
 mod backend;
 mod buffer;
 mod build;
 mod declare;
+mod defined;
+mod digest;
+mod fault_text;
+mod fit;
 pub mod format;
+mod hazard;
 mod lane;
 mod op;
+mod order;
+mod pack;
+mod prove;
+mod race;
+mod rules;
 mod step_plan;
+mod structure;
+mod uses;
 
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
 pub use backend::{Activation, Backend, Unsupported};
 pub use buffer::{Axis, Buffer, BufferId, BufferKind, Elem, PaddingPolicy, Span, StateKind};
 pub use build::{LIVE_COUNTS, LIVE_COUNTS_BYTES, PlanBuilder, conflict, derive_edges};
 pub use declare::{Accesses, declare, row_axis};
-pub use lane::{Edge, EdgeKind, LaneId};
+pub use digest::Digest;
+pub use hazard::{Fault, Hazard, Rule, Touch, When};
+pub use lane::{BeforeWait, Edge, EdgeKind, LaneId};
 pub use op::{
     Attention, AttnShape, Embed, Epilogue, GatherTokens, Gemm, GemmPart, KvDtype, Op, OpId, OpKind,
     QuantizeRows, RmsNorm, RopeKvWrite, RopePairing, Sample, SiluMul, TOKEN_FROM_LAST,
 };
+pub use pack::{InOutBytes, PackReport, Packing, pack, pack_beside, pack_by_issue_order};
+pub use prove::{ProofCounts, Proven, prove};
 pub use step_plan::StepPlan;

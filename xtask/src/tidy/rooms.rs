@@ -69,7 +69,7 @@ const ROOMS: &[Room] = &[
         name: "plan",
         rooms: &["flow"],
         test_rooms: &[],
-        libraries: &["half"],
+        libraries: &["half", "sha2"],
         why: "plan knows no model and no backend",
     },
     Room {
