@@ -80,6 +80,16 @@ impl StepLease {
     }
 }
 
+impl lockstep_flow::Lease for StepLease {
+    fn bucket(&self) -> BucketKey {
+        self.bucket
+    }
+
+    fn step(&self) -> u64 {
+        self.generation
+    }
+}
+
 /// What a step in flight will have written once it is complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeasedRow {

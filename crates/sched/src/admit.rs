@@ -97,32 +97,21 @@ impl Scheduler {
         at as u32
     }
 
+    /// What no request can exceed.
+    pub fn limits(&self) -> Limits {
+        let pool = self.pool.config();
+        Limits {
+            vocab: self.config.vocab,
+            context_max_tokens: self.config.context_tokens_max,
+            capacity_tokens: pool.capacity_tokens().min(pool.pages_per_seq_max * PAGE_TOKENS),
+        }
+    }
+
     fn check(&self, request: &Request, now: Micros) -> Result<(), Refusal> {
         if let Some(why) = &self.closed {
             return Err(Refusal::NotServing { why: why.clone() });
         }
-        if request.prompt.is_empty() {
-            return Err(Refusal::EmptyPrompt);
-        }
-        let vocab = self.config.vocab;
-        if let Some(at) = request.prompt.iter().position(|t| t.0 >= vocab) {
-            let token = request.prompt[at];
-            return Err(Refusal::TokenOutOfRange { token, at: at as u32, vocab });
-        }
-        request.params.check(vocab).map_err(Refusal::Sampling)?;
-        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-        let max_tokens = request.params.max_tokens;
-        let context_max_tokens = self.config.context_tokens_max;
-        if u64::from(prompt_tokens) + u64::from(max_tokens) > u64::from(context_max_tokens) {
-            return Err(Refusal::ContextTooLong { prompt_tokens, max_tokens, context_max_tokens });
-        }
-        let needed = Entry::positions_max(prompt_tokens, max_tokens);
-        let pool = self.pool.config();
-        let capacity = pool.capacity_tokens().min(pool.pages_per_seq_max * PAGE_TOKENS);
-        if needed > u64::from(capacity) {
-            let (needed_tokens, capacity_tokens) = (needed as u32, capacity);
-            return Err(Refusal::PoolTooSmall { needed_tokens, capacity_tokens });
-        }
+        self.limits().check(request)?;
         if self.vacant.is_empty() {
             return Err(Refusal::QueueFull {
                 queued: self.queued(),
@@ -146,5 +135,46 @@ impl Scheduler {
             self.ends.pop_front();
         }
         self.ends.push_back(now);
+    }
+}
+
+/// What no request can exceed, whatever runs: plain data, so that it can be checked on any thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Vocabulary size.
+    pub vocab: u32,
+    /// Prompt and output of a sequence together.
+    pub context_max_tokens: u32,
+    /// Positions that one sequence can hold in the pool.
+    pub capacity_tokens: u32,
+}
+
+impl Limits {
+    /// Checks a request against them.
+    ///
+    /// # Errors
+    /// The first limit that it exceeds, as a refusal.
+    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        if request.prompt.is_empty() {
+            return Err(Refusal::EmptyPrompt);
+        }
+        let vocab = self.vocab;
+        if let Some(at) = request.prompt.iter().position(|t| t.0 >= vocab) {
+            let token = request.prompt[at];
+            return Err(Refusal::TokenOutOfRange { token, at: at as u32, vocab });
+        }
+        request.params.check(vocab).map_err(Refusal::Sampling)?;
+        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+        let max_tokens = request.params.max_tokens;
+        let context_max_tokens = self.context_max_tokens;
+        if u64::from(prompt_tokens) + u64::from(max_tokens) > u64::from(context_max_tokens) {
+            return Err(Refusal::ContextTooLong { prompt_tokens, max_tokens, context_max_tokens });
+        }
+        let needed = Entry::positions_max(prompt_tokens, max_tokens);
+        let capacity_tokens = self.capacity_tokens;
+        if needed > u64::from(capacity_tokens) {
+            return Err(Refusal::PoolTooSmall { needed_tokens: needed as u32, capacity_tokens });
+        }
+        Ok(())
     }
 }

@@ -34,6 +34,7 @@ mod ladder;
 mod plan;
 mod scheduler;
 
+pub use admit::Limits;
 pub use batch::{Batch, SeqRow, TokenSource};
 pub use complete::{Outcome, Update};
 pub use config::SchedConfig;
