@@ -1,0 +1,1 @@
+"""Suites against a running `lockstep serve`."""

@@ -1,0 +1,111 @@
+"""A request's life as a client sees it: streamed and whole, left early, and a server that stops."""
+
+import http.client
+import json
+import threading
+import time
+import unittest
+
+from harness import client, probes, servers
+
+
+def until(check, limit_s=20):
+    """Waits for a condition; the limit is a bound on a broken run, not a measurement."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        value = check()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError("the awaited state did not come")
+
+
+class Life(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = servers.lockstep("--prefix-cache", "false").__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def test_a_stream_spells_the_same_text_as_a_whole_answer(self):
+        for name, body in probes.probes(self.server):
+            if body.get("n", 1) == 1 and not body.get("echo"):
+                with self.subTest(probe=name):
+                    whole = self.server.client.post("/v1/completions", body)["choices"][0]
+                    events = self.server.client.stream(
+                        "/v1/completions", {**body, "stream": True})
+                    parts = [e["choices"][0] for _, e in events if e["choices"]]
+                    self.assertEqual("".join(p["text"] for p in parts), whole["text"])
+                    ends = [p["finish_reason"] for p in parts if p["finish_reason"]]
+                    self.assertEqual(ends, [whole["finish_reason"]])
+
+    def test_a_client_that_leaves_frees_its_pages(self):
+        before = probes.status(self.server)
+        conn = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+        body = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        conn.request("POST", "/v1/completions", json.dumps(body),
+                     {"content-type": "application/json"})
+        answer = conn.getresponse()
+        for _ in range(4):
+            answer.readline()
+        self.assertEqual(probes.status(self.server)["running"], 1)
+        answer.close()
+        conn.close()
+        until(lambda: probes.status(self.server)["running"] == 0)
+        after = probes.status(self.server)
+        self.assertEqual(after["counters"]["cancelled"], before["counters"]["cancelled"] + 1)
+        self.assertEqual(after["pools"][0]["pages_used"], 0)
+
+    def test_refusals_say_what_would_work(self):
+        for body, status, word in [
+            ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+            ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+            ({"prompt": [99999999]}, 400, "prompt"),
+            ({"prompt": ""}, 400, "prompt"),
+            ({"prompt": "x", "max_tokens": 100000}, 400, "max_tokens"),
+            ({"prompt": "x", "model": "no-such-model"}, 404, "no-such-model"),
+        ]:
+            with self.subTest(body=body), self.assertRaises(client.Refused) as caught:
+                self.server.client.post("/v1/completions", body)
+            self.assertIn(caught.exception.status, (status, 422))
+            error = json.loads(caught.exception.body)["error"]
+            self.assertIn(word, error["message"] + str(error.get("param")))
+
+
+class Stopping(unittest.TestCase):
+    def test_sigterm_drains_and_exits_with_0(self):
+        with servers.lockstep(name="draining") as server:
+            answers = []
+            body = {"prompt": "Count:", "max_tokens": 150, "ignore_eos": True}
+            ask = threading.Thread(
+                target=lambda: answers.append(server.client.post("/v1/completions", body)))
+            ask.start()
+            until(lambda: probes.status(server)["running"] == 1)
+            self.assertEqual(server.stop(), 0, server.tail())
+            ask.join()
+        self.assertEqual(answers[0]["usage"]["completion_tokens"], 150)
+
+    def test_a_full_queue_answers_429_with_a_time_to_wait(self):
+        flags = ["--max-running-requests", 1, "--max-queued-requests", 1]
+        with servers.lockstep(*flags, name="full") as server:
+            body = {"prompt": "Count:", "max_tokens": 300, "ignore_eos": True}
+            threads = [
+                threading.Thread(target=lambda: server.client.post("/v1/completions", body))
+                for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            until(lambda: probes.status(server)["queued"] == 1)
+            with self.assertRaises(client.Refused) as caught:
+                server.client.post("/v1/completions", body)
+            for thread in threads:
+                thread.join()
+        self.assertEqual(caught.exception.status, 429)
+        names = {k.lower() for k in caught.exception.headers}
+        self.assertIn("retry-after", names)
+
+
+if __name__ == "__main__":
+    unittest.main()

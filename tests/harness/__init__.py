@@ -1,0 +1,1 @@
+"""What the suites share: servers as child processes, an HTTP client, the test model."""

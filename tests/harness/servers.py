@@ -1,0 +1,114 @@
+"""Servers as child processes on a free port, ended by SIGTERM."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from .client import Client, Refused
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def need(name, what):
+    """An environment variable that `cargo xtask test` sets."""
+    value = os.environ.get(name)
+    if not value:
+        raise RuntimeError(f"{name} is not set: it names {what}; `cargo xtask test` sets it")
+    return value
+
+
+def model_path():
+    return need("LOCKSTEP_TEST_MODEL", "the default model's GGUF file")
+
+
+def out_dir():
+    path = Path(os.environ.get("LOCKSTEP_TEST_OUT", "target/test-out"))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def resident_bytes(pid, field="VmRSS"):
+    """A field of /proc/<pid>/status, in bytes."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(rf"^{field}:\s+(\d+) kB", text, re.M).group(1)) * 1024
+
+
+class Server:
+    """A child process that serves HTTP. Use as a context manager."""
+
+    def __init__(self, name, argv, port, ready_path="/health", ready_s=180):
+        self.name, self.argv, self.port = name, [str(a) for a in argv], port
+        self.ready_path, self.ready_s = ready_path, ready_s
+        self.log_path = out_dir() / f"{name}-{port}.log"
+        self.process = None
+        self.client = Client(port)
+        self.ready_after_s = None
+
+    def __enter__(self):
+        start = time.perf_counter()
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log)
+        while True:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended before it was ready: {self.tail()}")
+            if time.perf_counter() - start > self.ready_s:
+                self.process.kill()
+                raise RuntimeError(f"{self.name} not ready in {self.ready_s} s: {self.tail()}")
+            try:
+                self.client.get(self.ready_path)
+                break
+            except (OSError, Refused):
+                time.sleep(0.01)
+        self.ready_after_s = time.perf_counter() - start
+        return self
+
+    def __exit__(self, *exc):
+        self.stop()
+
+    def stop(self, wait_s=60):
+        """SIGTERM, then the exit status; killed where it does not end."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise RuntimeError(f"{self.name} did not end in {wait_s} s after SIGTERM") from None
+        return self.process.returncode
+
+    def resident(self, field="VmRSS"):
+        return resident_bytes(self.process.pid, field)
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def tail(self, lines=12):
+        return "\n".join(self.log().splitlines()[-lines:])
+
+
+def lockstep(*flags, name="lockstep", model=None, binary=None):
+    """`lockstep serve` with these flags."""
+    port = free_port()
+    binary = binary or need("LOCKSTEP_BIN", "the lockstep binary")
+    argv = [binary, "serve", "--port", port, "--model", model or model_path(), *flags]
+    return Server(name, argv, port)
+
+
+def llama(*flags, name="llama-server", model=None, folder=None, threads=2):
+    """llama-server with these flags."""
+    port = free_port()
+    folder = folder or need("LOCKSTEP_LLAMA_BIN", "the folder of llama.cpp's binaries")
+    argv = [
+        Path(folder) / "llama-server", "--port", port, "--host", "127.0.0.1",
+        "-m", model or model_path(), "-t", threads, "-tb", threads, *flags,
+    ]
+    return Server(name, argv, port)

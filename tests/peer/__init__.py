@@ -1,0 +1,1 @@
+"""Suites that run `lockstep serve` and llama.cpp side by side."""
