@@ -84,7 +84,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
         // SAFETY: 16 numbers are writable.
         unsafe {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<NEAREST>(self.0));
@@ -115,6 +115,17 @@ impl Lanes for Avx2 {
     fn exp2_of_shifted(self) -> Self {
         // SAFETY: the value exists, so the CPU has AVX2.
         unsafe { Avx2(exp2_of_shifted(self.0), exp2_of_shifted(self.1)) }
+    }
+
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            Avx2(
+                _mm256_permute_ps::<0b10_11_00_01>(self.0),
+                _mm256_permute_ps::<0b10_11_00_01>(self.1),
+            )
+        }
     }
 
     #[inline(always)]

@@ -99,6 +99,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        Avx512(unsafe { _mm512_permute_ps::<0b10_11_00_01>(self.0) })
+    }
+
+    #[inline(always)]
     fn gt_mask(self, o: Self) -> u32 {
         // SAFETY: the value exists, so the CPU has AVX-512.
         u32::from(unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, o.0) })

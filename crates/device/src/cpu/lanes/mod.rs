@@ -93,6 +93,8 @@ pub trait Lanes: Copy {
     /// The float whose bits are `(bits(self) + 127) << 23`, modulo 2^32: 2^n where `self` is
     /// n + 1.5 * 2^23 with n in -126..=127.
     fn exp2_of_shifted(self) -> Self;
+    /// Lane `l` is lane `l ^ 1`.
+    fn swap_pairs(self) -> Self;
     /// Bit `l` is 1 where lane `l > o`.
     fn gt_mask(self, o: Self) -> u32;
     /// Bit `l` is 1 where lane `l` is NaN.

@@ -105,6 +105,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        Portable(from_fn(|l| self.0[l ^ 1]))
+    }
+
+    #[inline(always)]
     fn gt_mask(self, o: Self) -> u32 {
         (0..LANES).fold(0, |m, l| m | u32::from(self.0[l] > o.0[l]) << l)
     }
