@@ -1,6 +1,7 @@
 //! The CPU device's kernels: one scalar definition each, reproduced by every instruction set.
 
 pub mod attention;
+pub mod embed;
 pub mod gemm;
 pub mod isa;
 pub mod kv;

@@ -1,7 +1,11 @@
-//! RMS norm of rows.
+//! RMS norm of rows, with the quantising that may follow.
 
 use super::isa::{Isa, KernelKind, counters};
 use super::lanes::{LANES, Lanes, per_isa};
+use super::quant::{BLOCK, QBlock, quantize_blocks};
+
+/// Channels that are normed and then quantised while they are close at hand.
+const CHUNK: usize = 16 * BLOCK;
 
 /// Rows that one task takes, at most; shapes speed, not bits.
 const ROWS_PER_TASK: u32 = 8;
@@ -29,10 +33,14 @@ pub struct RmsNorm {
     pub row_index: *const u32,
     /// `[dim]`
     pub weight: *const f32,
-    /// Output rows; may be the input rows themselves where `row_index` is null.
+    /// Output rows; may be the input rows themselves where `row_index` is null. Null: none.
     pub out: *mut f32,
     /// Floats from one output row to the next.
     pub out_stride: usize,
+    /// The same rows quantised, `dim / 32` blocks each; `dim` is then whole blocks. Null: none.
+    pub out_q: *mut QBlock,
+    /// Bytes from one quantised row to the next.
+    pub out_q_stride_bytes: usize,
 }
 
 // SAFETY: the pointers are followed only by `run`, whose caller vouches for them.
@@ -51,8 +59,8 @@ impl RmsNorm {
     /// # Safety
     /// `isa` is available. `weight` is readable for `dim` floats; `row_index`, where not null, for
     /// `live_rows` entries, each naming a row of `x`; every named row of `x` is readable for `dim`
-    /// floats; the first `live_rows` rows of `out` are writable for `dim` floats and nothing else
-    /// touches them meanwhile.
+    /// floats; the first `live_rows` rows of `out` and `out_q`, where not null, are writable for
+    /// `dim` floats and `dim / 32` blocks, and nothing else touches them meanwhile.
     pub unsafe fn run(&self, task: u32, live_rows: u32) {
         if task == 0 {
             counters().count(KernelKind::Norm, self.isa);
@@ -75,7 +83,39 @@ unsafe fn norm_rows_body<V: Lanes>(a: &RmsNorm, first: u32, end: u32) {
         unsafe {
             let from = if a.row_index.is_null() { row } else { *a.row_index.add(row) as usize };
             let x = a.x.add(from * a.x_stride);
-            norm_row::<V>(x, a.weight, a.out.add(row * a.out_stride), a.dim as usize, a.eps);
+            let out = if a.out.is_null() { a.out } else { a.out.add(row * a.out_stride) };
+            if a.out_q.is_null() {
+                norm_row::<V>(x, a.weight, out, a.dim as usize, a.eps);
+            } else {
+                let blocks = a.out_q.byte_add(row * a.out_q_stride_bytes);
+                norm_and_quantise::<V>(a, x, out, blocks);
+            }
+        }
+    }
+}
+
+/// One row into blocks, and into `out` where that is not null.
+#[inline(always)]
+unsafe fn norm_and_quantise<V: Lanes>(
+    a: &RmsNorm,
+    x: *const f32,
+    out: *mut f32,
+    blocks: *mut QBlock,
+) {
+    let mut near = [0f32; CHUNK];
+    let dim = a.dim as usize;
+    debug_assert!(dim.is_multiple_of(BLOCK));
+    // SAFETY: chunks are whole blocks inside the row.
+    unsafe {
+        let r = root::<V>(x, dim, a.eps);
+        for start in (0..dim).step_by(CHUNK) {
+            let len = CHUNK.min(dim - start);
+            let to = if out.is_null() { near.as_mut_ptr() } else { out.add(start) };
+            scale::<V>(x.add(start), a.weight.add(start), to, len, r);
+            let values = core::slice::from_raw_parts(to.cast::<[f32; BLOCK]>(), len / BLOCK);
+            let blocks = blocks.add(start / BLOCK);
+            let blocks = core::slice::from_raw_parts_mut(blocks, len / BLOCK);
+            quantize_blocks(V::ISA, values, blocks);
         }
     }
 }
@@ -93,22 +133,42 @@ pub unsafe fn norm_row<V: Lanes>(
     dim: usize,
     eps: f32,
 ) {
-    let whole = dim / LANES * LANES;
-    let tail = dim - whole;
-    // SAFETY: all offsets stay below `dim`.
+    // SAFETY: the caller's contract.
     unsafe {
+        let r = root::<V>(x, dim, eps);
+        scale::<V>(x, weight, out, dim, r);
+    }
+}
+
+/// 1 / sqrt(mean of squares + eps)
+#[inline(always)]
+unsafe fn root<V: Lanes>(x: *const f32, dim: usize, eps: f32) -> f32 {
+    let whole = dim / LANES * LANES;
+    // SAFETY: all offsets stay below `dim`.
+    let squares = unsafe {
         let mut squares = V::splat(0.0);
         for i in (0..whole).step_by(LANES) {
             let v = V::load(x.add(i));
             squares = v.fma(v, squares);
         }
-        if tail > 0 {
+        if whole < dim {
             // The lanes past the end are zeros, which add nothing.
-            let v = V::load_part(x.add(whole), tail);
+            let v = V::load_part(x.add(whole), dim - whole);
             squares = v.fma(v, squares);
         }
-        let mean = squares.sum() / dim as f32;
-        let r = V::splat(1.0 / (mean + eps).sqrt());
+        squares.sum()
+    };
+    1.0 / (squares / dim as f32 + eps).sqrt()
+}
+
+/// out = (x * r) * weight
+#[inline(always)]
+unsafe fn scale<V: Lanes>(x: *const f32, weight: *const f32, out: *mut f32, len: usize, r: f32) {
+    let whole = len / LANES * LANES;
+    let tail = len - whole;
+    // SAFETY: all offsets stay below `len`.
+    unsafe {
+        let r = V::splat(r);
         for i in (0..whole).step_by(LANES) {
             V::load(x.add(i)).mul(r).mul(V::load(weight.add(i))).store(out.add(i));
         }
@@ -122,6 +182,7 @@ pub unsafe fn norm_row<V: Lanes>(
 #[cfg(test)]
 mod tests {
     use super::super::lanes::isas;
+    use super::super::quant::{quantize_row, row_bytes};
     use super::*;
     use proptest::prelude::*;
 
@@ -139,6 +200,8 @@ mod tests {
             weight: w.as_ptr(),
             out: out.as_mut_ptr(),
             out_stride: dim,
+            out_q: core::ptr::null_mut(),
+            out_q_stride_bytes: 0,
         };
         for task in 0..op.tasks() {
             // SAFETY: the slices have the rows that the struct names.
@@ -188,6 +251,51 @@ mod tests {
         }
     }
 
+    /// Quantising where the row is still near is the same as quantising it later.
+    #[test]
+    fn fused_quantising_gives_the_bits_of_the_two_ops() {
+        for (dim, isa) in [32, 64, 512, 576, 1536]
+            .into_iter()
+            .flat_map(|d| isas().into_iter().map(move |i| (d, i)))
+        {
+            let x: Vec<f32> = (0..3 * dim).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.3).collect();
+            let w: Vec<f32> = (0..dim).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
+            let plain = norm(isa, &x, dim, &w, None);
+            let stride = row_bytes(dim);
+            let mut out = vec![0f32; 3 * dim];
+            for keep in [false, true] {
+                let mut q = vec![QBlock::ZERO; 3 * stride / size_of::<QBlock>() + 1];
+                let op = RmsNorm {
+                    isa,
+                    rows: 3,
+                    dim: dim as u32,
+                    eps: 1e-5,
+                    x: x.as_ptr(),
+                    x_stride: dim,
+                    row_index: core::ptr::null(),
+                    weight: w.as_ptr(),
+                    out: if keep { out.as_mut_ptr() } else { core::ptr::null_mut() },
+                    out_stride: dim,
+                    out_q: q.as_mut_ptr(),
+                    out_q_stride_bytes: stride,
+                };
+                // SAFETY: all rows are there; one task takes them.
+                unsafe { op.run(0, 3) };
+                for row in 0..3 {
+                    let mut want = vec![QBlock::ZERO; dim / BLOCK];
+                    quantize_row(isa, &plain[row * dim..][..dim], &mut want);
+                    // SAFETY: the row lies inside `q`.
+                    let got = unsafe {
+                        let at = q.as_ptr().byte_add(row * stride);
+                        core::slice::from_raw_parts(at, dim / BLOCK)
+                    };
+                    assert_eq!(got, &want[..]);
+                }
+                assert!(!keep || out == plain);
+            }
+        }
+    }
+
     #[test]
     fn rows_past_the_live_ones_are_left_alone() {
         let (x, w) = ([1f32; 40], [1f32; 4]);
@@ -203,6 +311,8 @@ mod tests {
             weight: w.as_ptr(),
             out: out.as_mut_ptr(),
             out_stride: 4,
+            out_q: core::ptr::null_mut(),
+            out_q_stride_bytes: 0,
         };
         for task in 0..op.tasks() {
             // SAFETY: the arrays have ten rows of four.

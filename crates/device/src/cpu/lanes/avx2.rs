@@ -1,5 +1,6 @@
 //! The lanes as two AVX2 registers.
 
+use super::super::isa::Isa;
 use super::Lanes;
 use core::arch::x86_64::*;
 
@@ -18,6 +19,7 @@ macro_rules! lanewise {
 }
 
 impl Lanes for Avx2 {
+    const ISA: Isa = Isa::Avx2;
     const TILE: usize = 3;
 
     lanewise! {

@@ -1,5 +1,6 @@
 //! The lanes as one AVX-512 register.
 
+use super::super::isa::Isa;
 use super::Lanes;
 use core::arch::x86_64::*;
 
@@ -18,6 +19,7 @@ macro_rules! lanewise {
 }
 
 impl Lanes for Avx512 {
+    const ISA: Isa = Isa::Avx512;
     const TILE: usize = 12;
 
     lanewise! {

@@ -16,6 +16,8 @@ pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use portable::Portable;
 
+use super::isa::Isa;
+
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
@@ -24,6 +26,8 @@ pub const LANES: usize = 16;
 /// A value of an implementing type exists only where its instruction set does: the functions that
 /// make one from nothing are unsafe, and methods on a value rely on that.
 pub trait Lanes: Copy {
+    /// The instruction set.
+    const ISA: Isa;
     /// Query vectors that attention holds in registers at once; shapes speed, not bits.
     const TILE: usize;
 

@@ -1,5 +1,6 @@
 //! The lanes as plain Rust: the definition itself.
 
+use super::super::isa::Isa;
 use super::{LANES, Lanes};
 use core::array::from_fn;
 use half::f16;
@@ -10,6 +11,7 @@ use half::f16;
 pub struct Portable([f32; LANES]);
 
 impl Lanes for Portable {
+    const ISA: Isa = Isa::Portable;
     const TILE: usize = 4;
 
     #[inline(always)]
