@@ -11,7 +11,7 @@ use crate::digest::{self, Digest};
 use crate::error::{Found, WeightsError};
 use crate::file::SourceFile;
 use crate::gguf::{self, FactsFault, GgufFault, GgufHeader};
-use crate::hf::{self, ConfigError};
+use crate::hf;
 use crate::layout;
 use crate::role::Role;
 use crate::spec::ModelSpec;
@@ -128,13 +128,7 @@ impl Checkpoint {
     fn open_folder(folder: &Path) -> Result<Checkpoint, WeightsError> {
         let config = hf::read_config(folder)?;
         // The architecture first: an unsupported one is told before its shards are looked for.
-        let config_error = |e| {
-            let file = hf::config_path(folder);
-            match e {
-                ConfigError::Config(fault) => WeightsError::Config { file, fault },
-                ConfigError::Spec(fault) => WeightsError::Spec { file, fault },
-            }
-        };
+        let config_error = |e: hf::ConfigError| e.at(hf::config_path(folder));
         config.model_spec(true).map_err(config_error)?;
         let shards = hf::open_shards(folder)?;
         let (mut files, mut entries) = (Vec::new(), Vec::new());

@@ -25,7 +25,7 @@ pub use checkpoint::{Checkpoint, TensorRef};
 pub use digest::{Digest, file_sha256};
 pub use error::{Found, SUPPORTED_ARCHITECTURES, WeightsError};
 pub use file::SourceFile;
-pub use hf::ConfigFault;
+pub use hf::{ConfigFault, config_spec};
 pub use layout::{roles, shape_of};
 pub use role::{LayerRole, Role};
 pub use rope::{Pairing, Rope, RopeScaling};

@@ -1,10 +1,13 @@
 //! Architecture facts out of `config.json`, in its spellings before and since transformers 5.
 
+use std::path::PathBuf;
+
 use lockstep_flow::Token;
 use lockstep_flow::limits::CONTEXT_TOKENS_MAX;
 use serde_json::{Map, Value};
 
 use super::ConfigFault;
+use crate::error::WeightsError;
 use crate::rope::{Pairing, Rope, RopeScaling};
 use crate::spec::{AttnBias, Family, LlamaSpec, ModelSpec, SlidingWindow, SpecFault};
 
@@ -18,6 +21,15 @@ pub(crate) struct Config {
 pub(crate) enum ConfigError {
     Config(ConfigFault),
     Spec(SpecFault),
+}
+
+impl ConfigError {
+    pub fn at(self, file: PathBuf) -> WeightsError {
+        match self {
+            ConfigError::Config(fault) => WeightsError::Config { file, fault },
+            ConfigError::Spec(fault) => WeightsError::Spec { file, fault },
+        }
+    }
 }
 
 impl From<ConfigFault> for ConfigError {
@@ -176,19 +188,19 @@ fn rope(json: &Keys<'_>, head_dim: u32, context_max: u32) -> Result<Rope, Config
         Some(v) => Ok(Some(v)),
         None => json.float(key),
     };
-    let part = either("partial_rotary_factor")?.unwrap_or(1.0);
-    if !(part > 0.0 && part <= 1.0) {
+    // None of these families rotates a part of a head; one that says so is another model.
+    if let Some(part) = either("partial_rotary_factor")?.filter(|&part| part != 1.0) {
         return Err(ConfigFault::Unsupported {
             key: "partial_rotary_factor".into(),
             found: part.to_string(),
-            supported: "above 0, up to 1",
+            supported: "1",
         });
     }
     Ok(Rope {
         theta: either("rope_theta")?.unwrap_or(10_000.0),
         pairing: Pairing::Half,
         scaling: rope_scaling(&nested, context_max)?,
-        rotary_dim: (f64::from(head_dim) * part) as u32,
+        rotary_dim: head_dim,
     })
 }
 

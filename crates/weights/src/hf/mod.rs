@@ -16,6 +16,7 @@ pub use fault::ConfigFault;
 use crate::error::{Found, WeightsError};
 use crate::file::SourceFile;
 use crate::safetensors::{self, SafeTensor};
+use crate::spec::ModelSpec;
 
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
@@ -48,6 +49,18 @@ pub(crate) fn read_config(folder: &Path) -> Result<Config, WeightsError> {
     let generation =
         if generation.exists() { Some(read_json(&generation, CONFIG_BYTES_MAX)?) } else { None };
     Ok(Config { json: config, generation })
+}
+
+/// The facts that a `config.json` alone states, as if the weights had a separate head unless it
+/// says otherwise.
+pub fn config_spec(json: &[u8]) -> Result<ModelSpec, WeightsError> {
+    let file = PathBuf::from(CONFIG);
+    let json = serde_json::from_slice(json).map_err(|e| WeightsError::Config {
+        file: file.clone(),
+        fault: ConfigFault::Json { what: e.to_string() },
+    })?;
+    let config = Config { json, generation: None };
+    config.model_spec(true).map_err(|e| e.at(file))
 }
 
 pub(crate) fn config_path(folder: &Path) -> PathBuf {
