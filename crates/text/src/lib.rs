@@ -13,12 +13,19 @@
 
 mod chat;
 mod error;
+mod grammar;
 mod model;
 mod stream;
 mod tokenizer;
+mod tools;
 
 pub use chat::{ChatOptions, ChatPrompt};
 pub use error::{MessageProblem, StopProblem, TextError, ToolProblem};
+pub use grammar::GrammarSpec;
 pub use model::TextModel;
 pub use stream::{Increment, StreamOptions, TextStream};
 pub use tokenizer::{Encode, GgufVocab};
+pub use tools::{
+    OutputEvent, OutputParser, ParsedOutput, ParserOptions, ReasoningMarks, ToolCall, ToolChoice,
+    ToolFormat, ToolSpec, Tools,
+};

@@ -2,12 +2,14 @@
 
 use crate::TextError;
 use crate::chat::{ChatOptions, ChatPrompt, ChatTemplate};
+use crate::grammar::{GrammarSpec, Grammars};
 use crate::stream::{StreamOptions, TextStream, Utf8Stream};
 use crate::tokenizer::{Encode, GgufVocab, HfFolder, Kind, Tokenizer};
-use lockstep_flow::Token;
+use crate::tools::{ReasoningMarks, ToolFormat};
+use lockstep_flow::{Token, TokenMask};
 use serde_json::Value;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Spellings of tokens that end a turn or a text in models whose files do not always say so.
 const END_SPELLINGS: &[&str] = &[
@@ -30,6 +32,7 @@ pub struct TextModel {
     bos: Option<Token>,
     eos: Vec<Token>,
     template: Option<Result<ChatTemplate, TextError>>,
+    grammars: OnceLock<Result<Grammars, TextError>>,
 }
 
 impl std::fmt::Debug for TextModel {
@@ -95,7 +98,8 @@ impl TextModel {
         let specials: Vec<_> =
             specials.into_iter().filter_map(|(name, text)| Some((name, text?))).collect();
         let template = template.map(|source| ChatTemplate::new(source, specials));
-        TextModel { tokenizer: Arc::new(tokenizer), bos, eos, template }
+        let grammars = OnceLock::new();
+        TextModel { tokenizer: Arc::new(tokenizer), bos, eos, template, grammars }
     }
 
     /// Number of ids: one more than the largest. A model may have more rows of logits than this.
@@ -213,5 +217,41 @@ impl TextModel {
     /// The detokenizer of a sequence.
     pub fn stream_with(&self, options: StreamOptions) -> Result<TextStream, TextError> {
         TextStream::new(self.tokenizer.clone(), options)
+    }
+
+    /// How the model's template asks for tool calls; `None` where it knows no tools. A server
+    /// then uses [`ToolFormat::Plain`] where a call is forced by grammar.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        self.chat_template().and_then(ToolFormat::sniff)
+    }
+
+    /// How the model marks its reasoning, where its template says so.
+    pub fn reasoning_marks(&self) -> Option<ReasoningMarks> {
+        self.chat_template().and_then(ReasoningMarks::sniff)
+    }
+
+    /// The special tokens that parsing needs in the text: for [`StreamOptions::keep`].
+    pub fn parser_tokens(
+        &self,
+        format: Option<ToolFormat>,
+        reasoning: Option<ReasoningMarks>,
+    ) -> Vec<Token> {
+        let format = format.map_or(&[][..], ToolFormat::markers).iter().copied();
+        let reasoning = reasoning.into_iter().flat_map(|m| [m.start, m.end]);
+        format.chain(reasoning).filter_map(|text| self.token_of(text)).collect()
+    }
+
+    /// Compiles a grammar for one sequence. `after_reasoning` is the mark that ends the reasoning,
+    /// where the output begins with it ([`ReasoningMarks::opened_by`]): the grammar holds for what
+    /// follows. Takes about a millisecond; the first call builds what all share, about 100 ms.
+    pub fn grammar(
+        &self,
+        spec: &GrammarSpec,
+        after_reasoning: Option<&str>,
+    ) -> Result<Box<dyn TokenMask>, TextError> {
+        match self.grammars.get_or_init(|| Grammars::new(self.tokenizer.clone(), &self.eos)) {
+            Ok(grammars) => grammars.compile(spec, after_reasoning),
+            Err(e) => Err(e.clone()),
+        }
     }
 }

@@ -1,0 +1,63 @@
+//! The vocabulary in the form that the grammar engine walks over.
+
+use crate::TextError;
+use crate::tokenizer::{Encode, Kind, Tokenizer};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use lockstep_flow::Token;
+use std::sync::Arc;
+
+/// Tokens of more bytes are never allowed under a grammar: the tree is walked by recursion.
+const TOKEN_BYTES_MAX: usize = 256;
+
+struct Environment {
+    trie: TokTrie,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl TokenizerEnv for Environment {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, s: &[u8]) -> Vec<TokenId> {
+        self.trie.tokenize_with_greedy_fallback(s, |text| {
+            let tokens = self.tokenizer.encode(text, Encode::TEXT).unwrap_or_default();
+            tokens.into_iter().map(|t| t.0).collect()
+        })
+    }
+}
+
+/// Control tokens carry the engine's marker byte, so that no text of a grammar allows them; only
+/// a grammar that names them does.
+pub(super) fn environment(tokenizer: Arc<Tokenizer>, eos: &[Token]) -> Result<TokEnv, TextError> {
+    let Some(&first) = eos.first() else {
+        let what = "the model names no token that ends a text".into();
+        return Err(TextError::GrammarEngine { what });
+    };
+    let word = |(id, piece): (usize, &crate::tokenizer::Piece)| -> Vec<u8> {
+        let bytes = match piece.kind {
+            Kind::Control | Kind::Unknown => {
+                let spelling = tokenizer.spelling_of(Token(id as u32)).unwrap_or_default();
+                let mut bytes = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+                bytes.extend_from_slice(spelling.as_bytes());
+                return bytes;
+            }
+            Kind::Unused => &[][..],
+            Kind::Normal | Kind::UserDefined | Kind::Byte => &piece.bytes,
+        };
+        // The marker byte is never part of UTF-8 text.
+        let fits = bytes.len() <= TOKEN_BYTES_MAX && !bytes.contains(&0xff);
+        if fits { bytes.to_vec() } else { Vec::new() }
+    };
+    let words: Vec<Vec<u8>> = tokenizer.pieces().iter().enumerate().map(word).collect();
+    let info = TokRxInfo::new(words.len() as u32, first.0);
+    let eos: Vec<TokenId> = eos.iter().map(|t| t.0).collect();
+    let trie = TokTrie::from(&info, &words).with_eos_tokens(&eos);
+    Ok(Arc::new(Environment { trie, tokenizer }))
+}
+
+/// The shapes of text for which the engine precomputes masks.
+pub(super) fn slices() -> Vec<String> {
+    SlicedBiasComputer::general_slices()
+}

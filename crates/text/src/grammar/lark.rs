@@ -1,0 +1,121 @@
+//! Grammars that are written for a request, in the engine's variant of Lark.
+
+use crate::tokenizer::{Kind, Tokenizer};
+use crate::tools::{ToolFormat, ToolSpec};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// The name of the grammar that follows reasoning.
+pub(super) const BODY: &str = "body";
+
+/// A schema with our way of writing JSON: the separators of Python's `json.dumps`, which models
+/// are trained on, and no other white space, which a model could produce without end. `oneOf` is
+/// read as `anyOf`, which is what can be enforced token by token.
+pub(super) fn compact(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Value::Object(fields) = &mut schema {
+        fields.insert(
+            "x-guidance".into(),
+            json!({
+                "item_separator": ", ",
+                "key_separator": ": ",
+                "whitespace_flexible": false,
+                "coerce_one_of": true,
+            }),
+        );
+    }
+    schema
+}
+
+/// Any text up to and including `mark`, then the grammar called `body`.
+pub(super) fn after_reasoning(tokenizer: &Tokenizer, mark: &str, body: &str) -> String {
+    match control(tokenizer, mark) {
+        Some(id) => {
+            format!("start: reasoning {id} space @{body}\nreasoning: /(?s:.*)/\nspace: /\\s*/")
+        }
+        None => format!(
+            "start: reasoning space @{body}\nreasoning[suffix={}]: /(?s:.*)/\nspace: /[ \\n]*/",
+            quote(mark)
+        ),
+    }
+}
+
+/// Calls of any of `tools` in `format`. `free` lets the model write text as well, and bind itself
+/// only where it opens a call.
+pub(super) fn tools(
+    tokenizer: &Tokenizer,
+    tools: &[&ToolSpec],
+    format: ToolFormat,
+    parallel: bool,
+    free: bool,
+) -> String {
+    let mut out = String::new();
+    let mut names = Vec::new();
+    for (i, tool) in tools.iter().enumerate() {
+        let head = format!("{{\"name\": {}, \"{}\": ", quote(&tool.name), format.arguments_key());
+        let _ = writeln!(out, "call_{i}: {} args_{i} \"}}\"", quote(&head));
+        let _ = writeln!(out, "args_{i}: %json {}", compact(&tool.parameters));
+        names.push(format!("call_{i}"));
+    }
+    let _ = writeln!(out, "call: {}", names.join(" | "));
+    let rules = match format {
+        ToolFormat::Hermes => {
+            let open = mark(tokenizer, "<tool_call>");
+            let close = mark(tokenizer, "</tool_call>");
+            let block = format!("block: {open} \"\\n\" call \"\\n\" {close}\n");
+            match (free, parallel) {
+                (true, _) => free_text(tokenizer, "<tool_call>", "\"\\n\" call \"\\n\" ", &close),
+                (false, true) => format!("start: block (\"\\n\" block)*\n{block}"),
+                (false, false) => format!("start: block\n{block}"),
+            }
+        }
+        ToolFormat::Mistral => {
+            let open = mark(tokenizer, "[TOOL_CALLS]");
+            let list = if parallel {
+                "\" \"? \"[\" call (\", \" call)* \"]\""
+            } else {
+                "\" \"? \"[\" call \"]\""
+            };
+            if free {
+                free_text(tokenizer, "[TOOL_CALLS]", list, "")
+            } else {
+                format!("start: {open} {list}\n")
+            }
+        }
+        ToolFormat::Llama3 | ToolFormat::Plain => {
+            if free {
+                "start: call | TEXT\nTEXT: /([^{](?s:.*))?/\n".to_owned()
+            } else {
+                "start: call\n".to_owned()
+            }
+        }
+    };
+    rules + &out
+}
+
+/// Text in which every `open` begins a call; `body` and `close` are what follows it.
+fn free_text(tokenizer: &Tokenizer, open: &str, body: &str, close: &str) -> String {
+    match control(tokenizer, open) {
+        Some(id) => format!("start: (TEXT {id} {body} {close})* TEXT\nTEXT: /(?s:.*)/\n"),
+        None => format!(
+            "start: (opening {body} {close})* TEXT\n\
+             opening[lazy]: TEXT {}\nTEXT: /(?s:.*)/\n",
+            quote(open)
+        ),
+    }
+}
+
+/// A mark as the grammar must name it: control tokens by id, others by their text.
+fn mark(tokenizer: &Tokenizer, spelling: &str) -> String {
+    control(tokenizer, spelling).unwrap_or_else(|| quote(spelling))
+}
+
+fn control(tokenizer: &Tokenizer, spelling: &str) -> Option<String> {
+    let token = tokenizer.token_of(spelling)?;
+    let is_control = tokenizer.pieces().get(token.index())?.kind == Kind::Control;
+    is_control.then(|| format!("<[{token}]>"))
+}
+
+fn quote(text: &str) -> String {
+    Value::from(text).to_string()
+}
