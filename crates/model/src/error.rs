@@ -9,6 +9,8 @@ use lockstep_weights::Role;
 pub enum ModelError {
     /// The checkpoint lacks a matrix that the architecture needs.
     MissingWeight { role: Role },
+    /// No plan builder has the checkpoint's architecture.
+    Architecture,
     /// The device lacks a kernel.
     Unsupported(Unsupported),
 }
@@ -18,6 +20,9 @@ impl fmt::Display for ModelError {
         match self {
             ModelError::MissingWeight { role } => {
                 write!(f, "the checkpoint has no weight for {role}")
+            }
+            ModelError::Architecture => {
+                write!(f, "no plan builder has this architecture; the Llama family has one")
             }
             ModelError::Unsupported(e) => e.fmt(f),
         }

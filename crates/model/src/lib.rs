@@ -7,6 +7,7 @@
 mod error;
 mod llama;
 mod load;
+mod model;
 mod rope;
 mod shape;
 
@@ -14,4 +15,5 @@ pub use error::ModelError;
 pub use llama::Llama;
 pub use load::{SubPool, WeightLoad, WeightSource};
 pub use lockstep_plan::Backend;
+pub use model::Model;
 pub use shape::PlanShape;

@@ -154,6 +154,7 @@ impl Llama {
                 last_token,
                 write_slots: inputs.write_slots,
                 token_pages,
+                vocab: spec.vocab,
                 out: tokens,
             }),
         );

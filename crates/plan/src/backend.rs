@@ -5,6 +5,15 @@ use crate::{AttnShape, RopePairing};
 use core::fmt;
 use lockstep_flow::BucketKey;
 
+/// Source bytes of a weight, in the form that the checkpoint has them.
+#[derive(Clone, Copy, Debug)]
+pub enum WeightData<'a> {
+    /// `n` rows of `k` elements; a device packs them as it likes.
+    Matrix { format: Format, n: u32, k: u32, bytes: &'a [u8] },
+    /// f32 values as they are (norms, biases, tables).
+    F32(&'a [f32]),
+}
+
 /// What a GEMM of a weight format reads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Activation {

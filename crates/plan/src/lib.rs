@@ -30,7 +30,7 @@ mod structure;
 mod uses;
 
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
-pub use backend::{Activation, Backend, Unsupported};
+pub use backend::{Activation, Backend, Unsupported, WeightData};
 pub use buffer::{Axis, Buffer, BufferId, BufferKind, Elem, PaddingPolicy, Span, StateKind};
 pub use build::{LIVE_COUNTS, LIVE_COUNTS_BYTES, PlanBuilder, conflict, derive_edges};
 pub use declare::{Accesses, declare, row_axis};

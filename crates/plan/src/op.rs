@@ -212,6 +212,8 @@ pub struct GatherTokens {
     pub write_slots: BufferId,
     /// Token-id pages: u32 a position.
     pub token_pages: BufferId,
+    /// Vocabulary.
+    pub vocab: u32,
     /// `[T]` u32.
     pub out: BufferId,
 }

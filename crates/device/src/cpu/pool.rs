@@ -78,6 +78,16 @@ impl fmt::Display for PoolError {
 
 impl core::error::Error for PoolError {}
 
+impl PoolError {
+    /// The op whose task panicked.
+    pub fn op(&self) -> Option<u32> {
+        match self {
+            PoolError::TaskPanicked { op, .. } | PoolError::Poisoned { op, .. } => Some(*op),
+            PoolError::Threads { .. } | PoolError::Spawn { .. } => None,
+        }
+    }
+}
+
 /// Keeps what one thread writes often off the lines that others read.
 #[repr(align(128))]
 struct Line<T>(T);

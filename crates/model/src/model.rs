@@ -1,0 +1,137 @@
+//! A model: its facts, its plans and its weights, whatever the architecture.
+
+use crate::{Llama, ModelError, PlanShape, SubPool, WeightLoad, WeightSource};
+use lockstep_flow::{BucketKey, Token};
+use lockstep_plan::format::Format;
+use lockstep_plan::{Backend, StepPlan, WeightData};
+use lockstep_weights::{Checkpoint, ModelSpec};
+use std::sync::Arc;
+
+/// An opened checkpoint with the builder of its plans.
+#[derive(Clone, Debug)]
+pub struct Model {
+    checkpoint: Arc<Checkpoint>,
+    builder: Builder,
+}
+
+#[derive(Clone, Debug)]
+enum Builder {
+    Llama(Llama),
+}
+
+impl Model {
+    /// The model of a checkpoint.
+    ///
+    /// # Errors
+    /// No plan builder has its architecture.
+    pub fn new(checkpoint: Arc<Checkpoint>) -> Result<Model, ModelError> {
+        let format = |role| checkpoint.tensor(role).map(|t| t.format);
+        let builder = match checkpoint.spec() {
+            ModelSpec::Llama(spec) => Builder::Llama(Llama::new(spec.clone(), format)),
+            _ => return Err(ModelError::Architecture),
+        };
+        Ok(Model { checkpoint, builder })
+    }
+
+    /// What it was opened from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Vocabulary size in tokens.
+    pub fn vocab(&self) -> u32 {
+        self.checkpoint.spec().vocab()
+    }
+
+    /// Tokens that end a turn.
+    pub fn eos(&self) -> &[Token] {
+        self.checkpoint.spec().eos()
+    }
+
+    /// The model's own context, in tokens.
+    pub fn context_max(&self) -> u32 {
+        self.checkpoint.spec().context_max()
+    }
+
+    /// True where every weight is stored as f32: KV is then kept as f32 too by default.
+    pub fn is_f32(&self) -> bool {
+        self.checkpoint.tensors().all(|(_, t)| t.format == Format::F32)
+    }
+
+    /// The step plan of `bucket`.
+    ///
+    /// # Errors
+    /// The device lacks a kernel, or the checkpoint a weight.
+    pub fn plan(
+        &self,
+        backend: &dyn Backend,
+        shape: &PlanShape,
+        bucket: BucketKey,
+    ) -> Result<StepPlan, ModelError> {
+        match &self.builder {
+            Builder::Llama(m) => m.plan(backend, shape, bucket),
+        }
+    }
+
+    /// The sub-pools of the token pool.
+    ///
+    /// # Errors
+    /// The device lacks a kernel for its attention.
+    pub fn sub_pools(
+        &self,
+        backend: &dyn Backend,
+        shape: &PlanShape,
+    ) -> Result<Vec<SubPool>, ModelError> {
+        match &self.builder {
+            Builder::Llama(m) => m.sub_pools(backend, shape),
+        }
+    }
+
+    /// State by slots: name and bytes of one slot.
+    pub fn slot_states(&self) -> Vec<(String, u64)> {
+        match &self.builder {
+            Builder::Llama(m) => m.slot_states(),
+        }
+    }
+
+    fn weights(&self, shape: &PlanShape) -> Vec<WeightLoad> {
+        match &self.builder {
+            Builder::Llama(m) => m.weights(shape),
+        }
+    }
+
+    /// Gives every weight that the plans bind to `load`, by buffer name, with the bytes of the
+    /// checkpoint that are behind it.
+    ///
+    /// # Errors
+    /// What `load` says, or a weight that the checkpoint lacks.
+    pub fn load<E: From<ModelError>>(
+        &self,
+        shape: &PlanShape,
+        mut load: impl FnMut(&str, WeightData<'_>, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for WeightLoad { buffer, source } in self.weights(shape) {
+            match source {
+                WeightSource::Values(values) => load(&buffer, WeightData::F32(&values), 0)?,
+                WeightSource::Matrix { role } | WeightSource::Vector { role } => {
+                    let tensor = self.checkpoint.tensor(role);
+                    let t = tensor.ok_or(ModelError::MissingWeight { role })?;
+                    let bytes = t.bytes.len() as u64;
+                    if let WeightSource::Vector { .. } = source {
+                        load(&buffer, WeightData::F32(&t.decode()), bytes)?;
+                    } else {
+                        let (n, k) = (t.rows as u32, t.cols as u32);
+                        let (format, data) = (t.format, t.bytes);
+                        load(&buffer, WeightData::Matrix { format, n, k, bytes: data }, bytes)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all weights in the checkpoint.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        self.checkpoint.tensors().map(|(_, t)| t.bytes.len() as u64).sum()
+    }
+}
