@@ -2,7 +2,6 @@
 
 use crate::args::Stop;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -27,14 +26,14 @@ pub struct Ran {
 }
 
 /// Runs `command` to its end, showing each line as it comes. After `limit` the command and
-/// everything that it started (its process group) are killed.
+/// everything that it started are killed. The command stays in this terminal's process group, so an
+/// interrupt from the keyboard reaches it too.
 pub fn tee(command: &mut Command, limit: Duration) -> Result<Ran, Stop> {
     let shown = format!("{command:?}");
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0)
         .spawn()
         .map_err(|e| Stop::failed(format!("{shown} did not start: {e}")))?;
     let (send, lines) = std::sync::mpsc::channel();
@@ -70,7 +69,7 @@ pub fn tee(command: &mut Command, limit: Duration) -> Result<Ran, Stop> {
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
                 out_of_time = true;
-                kill_group(child.id());
+                kill_tree(child.id());
                 break;
             }
         }
@@ -84,9 +83,36 @@ pub fn tee(command: &mut Command, limit: Duration) -> Result<Ran, Stop> {
     Ok(Ran { ok: status.success() && !out_of_time, end, lines: kept })
 }
 
-/// Kills a process group by its leader's id.
-fn kill_group(leader: u32) {
-    let _ = Command::new("kill").args(["-9", "--", &format!("-{leader}")]).status();
+/// Kills a process and all its descendants. Each is stopped before its children are listed, so
+/// that none starts more; they are killed last, since a dead parent's children are listed no more.
+fn kill_tree(root: u32) {
+    let signal = |which: &str, id: u32| {
+        let _ = Command::new("kill").args([which, &id.to_string()]).status();
+    };
+    let mut doomed = vec![root];
+    let mut at = 0;
+    while at < doomed.len() {
+        signal("-STOP", doomed[at]);
+        doomed.extend(children_of(doomed[at]));
+        at += 1;
+    }
+    for id in doomed {
+        signal("-KILL", id);
+    }
+}
+
+/// The processes whose parent is `parent`, from `/proc/<id>/stat`.
+fn children_of(parent: u32) -> Vec<u32> {
+    let ids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let id_of = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
+    ids.filter_map(id_of)
+        .filter(|id| {
+            // "id (name) state parent ...": the name may hold spaces and brackets.
+            let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+            let after_name = stat.rsplit_once(") ").map(|(_, rest)| rest).unwrap_or_default();
+            after_name.split(' ').nth(1) == Some(&parent.to_string())
+        })
+        .collect()
 }
 
 /// Runs `command`, and fails with its last lines where it fails.

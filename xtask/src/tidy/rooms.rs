@@ -76,7 +76,7 @@ const ROOMS: &[Room] = &[
         name: "model",
         rooms: &["flow", "plan", "weights"],
         test_rooms: &["device"],
-        libraries: &["half"],
+        libraries: &["half", "libm"],
         why: "model describes steps; it neither allocates nor schedules",
     },
     Room {
