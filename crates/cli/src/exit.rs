@@ -1,0 +1,96 @@
+//! Exit codes: one meaning each. `docs/cli.md` and every `--help` show [`TABLE`].
+
+use core::fmt;
+
+/// What a command ended with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done.
+    Done = 0,
+    /// A bug or an unexpected failure of the system.
+    Unexpected = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// A setting is wrong: an unknown key or a bad value in the file or the environment.
+    Settings = 3,
+    /// The model is nowhere to be had.
+    NoModel = 4,
+    /// The model's files are damaged or of a kind that is not supported.
+    BadModel = 5,
+    /// The machine lacks what the settings ask for (memory, an instruction set).
+    Resources = 6,
+    /// The address cannot be listened on.
+    Listen = 7,
+    /// No server answers at the address.
+    NoServer = 8,
+    /// The server answers, but not well.
+    Unwell = 9,
+}
+
+/// Every code with its meaning.
+pub const TABLE: &[(Exit, &str)] = &[
+    (Exit::Done, "done; for serve: stopped by a signal and drained"),
+    (Exit::Unexpected, "an unexpected failure: a bug, or the operating system refused something"),
+    (Exit::Usage, "the command line is wrong"),
+    (Exit::Settings, "a setting is wrong (lockstep.toml or a LOCKSTEP_ variable)"),
+    (Exit::NoModel, "the model is in none of its sources; each is named with its reason"),
+    (Exit::BadModel, "the model's files are damaged or not supported"),
+    (Exit::Resources, "the machine lacks what the settings ask for"),
+    (Exit::Listen, "the address cannot be listened on"),
+    (Exit::NoServer, "no server answers at the address"),
+    (Exit::Unwell, "the server answers but is draining, failed, or not a Lockstep server"),
+];
+
+/// The code of a process that a second signal ended at once, by the shells' convention.
+pub const INTERRUPTED: u8 = 130;
+
+/// The table as `--help` shows it.
+pub fn help() -> String {
+    let mut text = String::from("Exit codes:\n");
+    for (exit, meaning) in TABLE {
+        text.push_str(&format!("  {:>3}  {meaning}\n", *exit as u8));
+    }
+    text.push_str(&format!("  {INTERRUPTED}  a second signal ended a draining server at once"));
+    text
+}
+
+/// A command's failure: the code, words for people, and data for machines.
+#[derive(Debug)]
+pub struct Failure {
+    /// What the process exits with.
+    pub exit: Exit,
+    /// What was asked for, what was found, what would work.
+    pub message: String,
+    /// More for `--json`, or null.
+    pub detail: serde_json::Value,
+}
+
+impl Failure {
+    /// A failure without detail.
+    pub fn new(exit: Exit, message: impl fmt::Display) -> Failure {
+        Failure { exit, message: message.to_string(), detail: serde_json::Value::Null }
+    }
+
+    /// The line that `--json` prints on standard output.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({"error": {
+            "code": format!("{:?}", self.exit).to_lowercase(),
+            "exit": self.exit as u8,
+            "message": self.message,
+            "detail": self.detail,
+        }})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_in_the_table_once() {
+        for (at, (exit, _)) in TABLE.iter().enumerate() {
+            assert_eq!(*exit as usize, at);
+        }
+    }
+}

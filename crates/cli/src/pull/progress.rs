@@ -1,0 +1,80 @@
+//! How far it is: a bar on a terminal, a line now and then elsewhere. On standard error always.
+
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Where nobody looks at a bar, a line this often.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// The progress of one piece of work.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+    what: &'static str,
+    total: u64,
+    /// Set where lines are printed instead of a bar.
+    last_line: Option<Cell<Instant>>,
+}
+
+impl Progress {
+    fn new(what: &'static str, total: u64, bar: ProgressBar) -> Progress {
+        let lines = !std::io::stderr().is_terminal();
+        if lines {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        Progress { bar, what, total, last_line: lines.then(|| Cell::new(Instant::now())) }
+    }
+
+    /// Work that is counted in bytes.
+    pub fn bytes(what: &'static str, total: u64) -> Progress {
+        let template = "{msg} [{bar:40}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        // The template is a literal of ours; where it were wrong the default bar would show.
+        let style = ProgressStyle::with_template(template)
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> ");
+        let bar = ProgressBar::new(total).with_style(style).with_message(what);
+        Progress::new(what, total, bar)
+    }
+
+    /// Work whose length nobody knows.
+    pub fn spinner(what: &'static str) -> Progress {
+        let progress = Progress::new(what, 0, ProgressBar::new_spinner().with_message(what));
+        if progress.last_line.is_none() {
+            progress.bar.enable_steady_tick(Duration::from_millis(120));
+        } else {
+            eprintln!("{what} ...");
+        }
+        progress
+    }
+
+    /// Starts from here: the rest of an earlier transfer.
+    pub fn start_at(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        self.bar.reset_eta();
+    }
+
+    /// This much more is done.
+    pub fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+        if let Some(last) = &self.last_line
+            && last.get().elapsed() >= LINE_EVERY
+        {
+            last.set(Instant::now());
+            let done = HumanBytes(self.bar.position());
+            eprintln!("{}: {done} of {}", self.what, HumanBytes(self.total));
+        }
+    }
+
+    /// A line above the bar.
+    pub fn note(&self, words: &str) {
+        self.bar.suspend(|| eprintln!("{words}"));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

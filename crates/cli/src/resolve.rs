@@ -1,0 +1,90 @@
+//! From what `--model` says to files.
+
+use crate::exit::{Exit, Failure};
+use crate::pull::{self, KNOWN, Known, Store};
+use lockstep_flow::Settings;
+use std::path::{Path, PathBuf};
+
+/// The files of a model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ModelFiles {
+    /// A GGUF file or a Hugging Face folder.
+    pub path: PathBuf,
+    /// Names that a request may use for it, beside its own.
+    pub aliases: Vec<String>,
+}
+
+/// No model of that name, and which there are.
+pub fn unknown_model(name: &str) -> Failure {
+    let names: Vec<&str> = KNOWN.iter().map(|k| k.name).collect();
+    let meant = match Known::nearest(name) {
+        Some(nearest) => format!("; did you mean '{nearest}'?"),
+        None => String::new(),
+    };
+    let words = format!(
+        "'{name}' is neither a file, nor a folder, nor a known model ({}){meant}",
+        names.join(", ")
+    );
+    Failure::new(Exit::NoModel, words)
+}
+
+/// Finds the model that the settings name, fetching it where it is known and not there.
+pub fn model(settings: &Settings, store: impl Fn() -> Result<Store, Failure>) -> Result<ModelFiles, Failure> {
+    let name = settings.text("model.path");
+    let path = Path::new(name);
+    if path.exists() {
+        return Ok(ModelFiles { path: path.into(), aliases: aliases(path) });
+    }
+    let Some(known) = Known::find(name) else { return Err(unknown_model(name)) };
+    let store = store()?;
+    let path = store.path(known);
+    // What lies under this name was verified when it was put there; a full check at every start
+    // would read the file twice. `lockstep pull` checks again.
+    let there = std::fs::metadata(&path).is_ok_and(|m| m.len() == known.bytes);
+    if !there {
+        pull::obtain(known, &store, None)
+            .map_err(|e| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) })?;
+    }
+    let mut aliases = aliases(&path);
+    aliases.insert(0, known.name.into());
+    Ok(ModelFiles { path, aliases })
+}
+
+/// The file's name with and without its ending.
+fn aliases(path: &Path) -> Vec<String> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    let parts = [absolute.file_name(), absolute.file_stem()];
+    let mut names: Vec<String> =
+        parts.into_iter().flatten().map(|p| p.to_string_lossy().into_owned()).collect();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep_flow::settings::Source;
+
+    fn named(name: &str) -> Settings {
+        let mut settings = Settings::default();
+        let knob = lockstep_flow::knobs::find("model.path").unwrap();
+        settings.set(knob, name, Source::Flag).unwrap();
+        settings
+    }
+
+    #[test]
+    fn an_unknown_name_lists_what_there_is() {
+        let none = || -> Result<Store, Failure> { panic!("the store is not asked") };
+        let e = model(&named("smollm2-135m-instrct"), none).unwrap_err();
+        assert_eq!(e.exit, Exit::NoModel);
+        assert!(e.message.contains("did you mean 'smollm2-135m-instruct'?"), "{}", e.message);
+    }
+
+    #[test]
+    fn a_path_is_taken_as_it_is() {
+        let none = || -> Result<Store, Failure> { panic!("the store is not asked") };
+        let found = model(&named("Cargo.toml"), none).unwrap();
+        assert_eq!(found.path, Path::new("Cargo.toml"));
+        assert_eq!(found.aliases, ["Cargo.toml", "Cargo"]);
+    }
+}

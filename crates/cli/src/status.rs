@@ -1,0 +1,207 @@
+//! `lockstep status`: what the operator would otherwise read out of flags and logs.
+
+use crate::args::StatusArgs;
+use crate::exit::{Exit, Failure};
+use crate::http;
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// Asks a server and shows its answer.
+pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
+    let answer = http::get(&args.url, "/server_info", args.api_key.as_deref()).map_err(|e| {
+        let exit = if matches!(e, http::GetError::Url { .. }) { Exit::Usage } else { Exit::NoServer };
+        Failure::new(exit, e)
+    })?;
+    let info: Value = serde_json::from_slice(&answer.body).unwrap_or(Value::Null);
+    if answer.status != 200 {
+        let said = info["error"]["message"].as_str().unwrap_or("no reason given");
+        let words = format!("{} answered {}: {said}", args.url, answer.status);
+        return Err(Failure::new(Exit::Unwell, words));
+    }
+    let engine = &info["lockstep"]["engine"];
+    if !engine.is_object() {
+        let words = format!("{} answers, but is not a Lockstep server", args.url);
+        return Err(Failure { detail: info, ..Failure::new(Exit::Unwell, words) });
+    }
+    if args.json {
+        println!("{info}");
+    } else {
+        print!("{}", page(&info, engine));
+    }
+    let serving = engine["health"] == "serving";
+    Ok(if serving { Exit::Done } else { Exit::Unwell })
+}
+
+fn count(value: &Value) -> String {
+    let digits = value.as_u64().unwrap_or(0).to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn mib(value: &Value) -> String {
+    format!("{:.1} MiB", value.as_f64().unwrap_or(0.0) / f64::from(1 << 20))
+}
+
+fn share(part: &Value, whole: &Value) -> String {
+    let (part, whole) = (part.as_f64().unwrap_or(0.0), whole.as_f64().unwrap_or(0.0));
+    if whole == 0.0 { "-".into() } else { format!("{:.1}%", 100.0 * part / whole) }
+}
+
+/// The report for people. Writing to a String cannot fail.
+fn page(info: &Value, e: &Value) -> String {
+    let mut p = String::new();
+    let text = |v: &Value| v.as_str().unwrap_or("?").to_owned();
+    let model = &e["model"];
+    let device = &e["device"];
+    let _ = writeln!(
+        p,
+        "{}  {}, {} on {} ({}, {} threads), up {:.0} s, lockstep {}",
+        text(&e["health"]),
+        text(&info["served_model_name"]),
+        text(&model["quantization"]),
+        text(&device["name"]),
+        text(&device["isa"]),
+        count(&device["threads"]),
+        e["uptime_s"].as_f64().unwrap_or(0.0),
+        text(&info["version"]),
+    );
+    let _ = writeln!(
+        p,
+        "requests  running {} of {}, queued {} of {}, {:.1} tokens/s",
+        count(&e["running"]),
+        count(&e["running_max"]),
+        count(&e["queued"]),
+        count(&e["queued_max"]),
+        e["generated_tokens_per_second"].as_f64().unwrap_or(0.0),
+    );
+    for pool in e["pools"].as_array().into_iter().flatten() {
+        let _ = writeln!(
+            p,
+            "pool      {}: {} of {} pages of {} tokens used ({}), {} cached, {} tokens fit, {}",
+            text(&pool["name"]),
+            count(&pool["pages_used"]),
+            count(&pool["pages_total"]),
+            count(&pool["page_tokens"]),
+            share(&pool["pages_used"], &pool["pages_total"]),
+            count(&pool["pages_cached"]),
+            count(&pool["tokens_total"]),
+            mib(&pool["bytes_total"]),
+        );
+    }
+    let _ = writeln!(
+        p,
+        "memory    weights {}, arena {}",
+        mib(&model["weight_bytes"]),
+        mib(&device["arena_bytes"])
+    );
+    totals(&mut p, e);
+    buckets(&mut p, e);
+    p
+}
+
+fn totals(p: &mut String, e: &Value) {
+    let c = &e["counters"];
+    let _ = writeln!(
+        p,
+        "totals    {} admitted, {} finished, {} cancelled, {} failed, {} refused, {} preemptions",
+        count(&c["admitted"]),
+        count(&c["finished"]),
+        count(&c["cancelled"]),
+        count(&c["failed"]),
+        count(&Value::from(
+            c["refused_queue_full"].as_u64().unwrap_or(0) + c["refused_other"].as_u64().unwrap_or(0)
+        )),
+        count(&c["preemptions"]),
+    );
+    let _ = writeln!(
+        p,
+        "tokens    {} prompt ({} from the prefix cache), {} output",
+        count(&c["prompt_tokens"]),
+        count(&c["cached_tokens"]),
+        count(&c["generated_tokens"]),
+    );
+    let _ = writeln!(
+        p,
+        "steps     {} decode ({} captured), {} prefill ({} captured)",
+        count(&c["decode_steps"]),
+        share(&c["decode_steps_captured"], &c["decode_steps"]),
+        count(&c["prefill_steps"]),
+        share(&c["prefill_steps_captured"], &c["prefill_steps"]),
+    );
+    for (reason, n) in e["eager_steps"].as_object().into_iter().flatten() {
+        let _ = writeln!(p, "eager     {} steps: {}", count(n), reason.replace('_', " "));
+    }
+    let _ = writeln!(
+        p,
+        "audit     {} steps audited, {} mismatches",
+        count(&c["audits"]),
+        count(&c["audit_mismatches"]),
+    );
+}
+
+/// A table of the buckets that ran; the others in one line.
+fn buckets(p: &mut String, e: &Value) {
+    let all: Vec<&Value> = e["buckets"].as_array().into_iter().flatten().collect();
+    let ran = |b: &&&Value| b["replays"].as_u64() != Some(0) || b["eager_steps"].as_u64() != Some(0);
+    let _ = writeln!(p, "\nbucket            mode          replays       eager      padded rows");
+    for b in all.iter().filter(ran) {
+        let rows = b["live_rows"].as_u64().unwrap_or(0) + b["padded_rows"].as_u64().unwrap_or(0);
+        let _ = writeln!(
+            p,
+            "{:<16}  {:<11}  {:>11}  {:>10}  {:>10} ({})",
+            b["bucket"].as_str().unwrap_or("?"),
+            b["mode"].as_str().unwrap_or("?"),
+            count(&b["replays"]),
+            count(&b["eager_steps"]),
+            count(&b["padded_rows"]),
+            share(&b["padded_rows"], &Value::from(rows)),
+        );
+    }
+    for mode in ["captured", "eager", "quarantined"] {
+        let idle: Vec<&str> = all
+            .iter()
+            .filter(|b| !ran(b) && b["mode"] == mode)
+            .filter_map(|b| b["bucket"].as_str())
+            .collect();
+        if !idle.is_empty() {
+            let _ = writeln!(p, "not used yet, {mode}: {}", idle.join(" "));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(count(&json!(1234567)), "1,234,567");
+        assert_eq!(count(&json!(999)), "999");
+        assert_eq!(share(&json!(1), &json!(8)), "12.5%");
+        assert_eq!(share(&json!(1), &json!(0)), "-");
+    }
+
+    #[test]
+    fn the_page_names_used_buckets_and_lists_the_others() {
+        let bucket = |name: &str, mode: &str, replays: u64| {
+            json!({"bucket": name, "mode": mode, "replays": replays, "eager_steps": 0,
+                   "live_rows": 3 * replays, "padded_rows": replays})
+        };
+        let e = json!({
+            "health": "serving",
+            "eager_steps": {"above_graph_max_bs": 7},
+            "buckets": [bucket("decode-4", "captured", 5), bucket("decode-64", "eager", 0)],
+        });
+        let page = page(&json!({}), &e);
+        assert!(page.contains("7 steps: above graph max bs"), "{page}");
+        assert!(page.contains("decode-4 ") && page.contains("(25.0%)"), "{page}");
+        assert!(page.contains("not used yet, eager: decode-64"), "{page}");
+    }
+}

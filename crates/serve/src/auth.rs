@@ -1,0 +1,134 @@
+//! Who may call what.
+
+use crate::app::Shared;
+use crate::error::ApiError;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+/// The keys of a server.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// Of every route except the probes; `None` opens them.
+    pub api: Option<String>,
+    /// Of the admin routes.
+    pub admin: Option<String>,
+    /// Admin routes are open without a key of their own.
+    pub loopback: bool,
+}
+
+/// Routes that an orchestrator or a scraper calls without a key, as on other servers.
+const OPEN: [&str; 3] = ["/health", "/health_generate", "/metrics"];
+/// Routes that act on the server or on other clients' requests.
+const ADMIN: [&str; 1] = ["/abort_request"];
+
+/// Compares every byte whatever the first difference; only the length shows in the time.
+fn same(given: &[u8], key: &[u8]) -> bool {
+    let difference = given.iter().zip(key).fold(0u8, |d, (a, b)| d | (a ^ b));
+    given.len() == key.len() && std::hint::black_box(difference) == 0
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+}
+
+impl Keys {
+    fn has(&self, key: Option<&String>, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(key) = key else { return Ok(()) };
+        match bearer(headers) {
+            Some(given) if same(given, key.as_bytes()) => Ok(()),
+            Some(_) => Err(ApiError::Unauthorized { what: "the bearer token is not the right one" }),
+            None => Err(ApiError::Unauthorized {
+                what: "this server wants a key: send Authorization: Bearer KEY",
+            }),
+        }
+    }
+
+    /// Decides on a request.
+    pub fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+        if ADMIN.contains(&path) {
+            return self.check_admin(method, headers);
+        }
+        if OPEN.contains(&path) {
+            return Ok(());
+        }
+        self.has(self.api.as_ref(), headers)
+    }
+
+    fn check_admin(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+        match (&self.admin, self.loopback) {
+            (Some(_), _) => self.has(self.admin.as_ref(), headers)?,
+            (None, true) => self.has(self.api.as_ref(), headers)?,
+            (None, false) => {
+                return Err(ApiError::Forbidden {
+                    what: "admin routes are closed: this server listens beyond loopback and has \
+                           no admin key; start it with --admin-key",
+                });
+            }
+        }
+        // A web page can make a browser on this machine send plain forms to loopback, but not
+        // this content type without a preflight that we never grant.
+        let json = |v: &[u8]| v.trim_ascii_start().to_ascii_lowercase().starts_with(b"application/json");
+        let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|v| json(v.as_bytes()));
+        if *method == Method::POST && !is_json { Err(ApiError::MediaType) } else { Ok(()) }
+    }
+}
+
+/// The middleware.
+pub async fn layer(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    match app.keys.check(request.method(), request.uri().path(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(e) => e.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    fn headers(auth: Option<&str>, json: bool) -> HeaderMap {
+        let mut h = HeaderMap::new();
+        if let Some(auth) = auth {
+            h.insert(header::AUTHORIZATION, HeaderValue::from_str(auth).unwrap());
+        }
+        if json {
+            h.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        h
+    }
+
+    fn status(keys: &Keys, path: &str, auth: Option<&str>) -> u16 {
+        match keys.check(&Method::POST, path, &headers(auth, true)) {
+            Ok(()) => 200,
+            Err(e) => e.status().as_u16(),
+        }
+    }
+
+    #[test]
+    fn keys_open_what_they_should() {
+        let k = |api: &str, admin: &str, loopback| Keys {
+            api: (!api.is_empty()).then(|| api.into()),
+            admin: (!admin.is_empty()).then(|| admin.into()),
+            loopback,
+        };
+        let chat = "/v1/chat/completions";
+        assert_eq!(status(&k("", "", true), chat, None), 200);
+        assert_eq!(status(&k("s3", "", true), chat, None), 401);
+        assert_eq!(status(&k("s3", "", true), chat, Some("Bearer s4")), 401);
+        assert_eq!(status(&k("s3", "", true), chat, Some("Bearer s")), 401);
+        assert_eq!(status(&k("s3", "", true), chat, Some("bearer s3")), 200);
+        assert_eq!(status(&k("s3", "", true), "/health", None), 200);
+        assert_eq!(status(&k("s3", "", true), "/server_info", None), 401);
+        assert_eq!(status(&k("", "", true), "/abort_request", None), 200);
+        assert_eq!(status(&k("", "", false), "/abort_request", None), 403);
+        assert_eq!(status(&k("s3", "ad", false), "/abort_request", Some("Bearer s3")), 401);
+        assert_eq!(status(&k("s3", "ad", false), "/abort_request", Some("Bearer ad")), 200);
+        let plain = headers(None, false);
+        let e = k("", "", true).check(&Method::POST, "/abort_request", &plain).unwrap_err();
+        assert_eq!(e.status(), 415);
+    }
+}

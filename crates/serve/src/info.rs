@@ -1,0 +1,302 @@
+//! What the server says about itself: models, `/server_info`, `/v1/loads`.
+
+use crate::app::{App, Shared};
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use lockstep_flow::knobs::Value as KnobValue;
+use lockstep_flow::settings::Setting;
+use lockstep_flow::status::{EngineStatus, SubPoolUse};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+fn card(app: &App) -> Value {
+    json!({
+        "id": app.model_name,
+        "object": "model",
+        "created": app.started_unix,
+        "owned_by": "lockstep",
+        "root": app.model.path,
+        "parent": null,
+        "max_model_len": app.model.context_max_tokens,
+    })
+}
+
+/// `GET /v1/models`.
+pub async fn models(State(app): State<Shared>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [card(&app)]}))
+}
+
+/// `GET /v1/models/{id}`; the id may hold slashes.
+pub async fn model(
+    State(app): State<Shared>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if app.is_served(&id) {
+        Ok(Json(card(&app)))
+    } else {
+        Err(ApiError::NoModel { asked: id, served: app.model_name.clone() })
+    }
+}
+
+/// `GET /model_info`, as SGLang's clients read it.
+pub async fn model_info(State(app): State<Shared>) -> Json<Value> {
+    Json(json!({
+        "model_path": app.model.path,
+        "served_model_name": app.model_name,
+        "tokenizer_path": app.model.path,
+        "is_generation": true,
+        "architectures": [app.model.architecture],
+        "weight_version": app.model.weights_digest,
+        "load_format": app.model.quantization,
+    }))
+}
+
+/// Secrets are shown as set or not.
+fn shown(setting: &Setting) -> Value {
+    let secret = setting.knob.name.ends_with("-key");
+    match &setting.value {
+        KnobValue::Text(t) if secret => json!(if t.is_empty() { "" } else { "(set)" }),
+        KnobValue::Text(t) => json!(t),
+        KnobValue::Number(n) => json!(n),
+        KnobValue::Flag(b) => json!(b),
+    }
+}
+
+fn knobs(app: &App) -> Value {
+    let one = |s: &Setting| {
+        json!({
+            "name": s.knob.name,
+            "flag": format!("--{}", s.knob.flag),
+            "value": shown(s),
+            "source": s.source.as_str(),
+            "default": s.knob.default,
+            "shapes": format!("{:?}", s.knob.shapes).to_lowercase(),
+            "doc": s.knob.doc,
+        })
+    };
+    app.settings.iter().map(one).collect()
+}
+
+fn pool(p: &SubPoolUse) -> Value {
+    json!({
+        "name": p.name,
+        "page_tokens": p.page_tokens,
+        "pages_total": p.pages_total,
+        "pages_used": p.pages_used,
+        "pages_cached": p.pages_cached,
+        "tokens_used": p.tokens_used,
+        "tokens_total": p.tokens_total(),
+        "bytes_total": p.bytes_total,
+        "usage": p.usage(),
+    })
+}
+
+/// Everything of an engine's status, under our own names.
+fn engine(app: &App, s: &EngineStatus) -> Value {
+    let bucket = |b: &lockstep_flow::status::BucketUse| {
+        json!({
+            "bucket": b.key.to_string(),
+            "tokens": b.key.tokens,
+            "seqs": b.key.seqs,
+            "logit_rows": b.key.logit_rows,
+            "mode": b.mode.as_str(),
+            "replays": b.replays,
+            "eager_steps": b.eager_steps,
+            "live_rows": b.live_rows,
+            "padded_rows": b.padded_rows,
+        })
+    };
+    let eager: Map<String, Value> =
+        s.eager_steps.iter().map(|(r, n)| (r.as_str().into(), json!(n))).collect();
+    let c = &s.counters;
+    json!({
+        "health": s.health.to_string(),
+        "uptime_s": s.uptime.as_secs_f64(),
+        "model": {
+            "name": s.model.name,
+            "path": s.model.path,
+            "architecture": s.model.architecture,
+            "quantization": s.model.quantization,
+            "vocab": s.model.vocab,
+            "context_max_tokens": s.model.context_max_tokens,
+            "parameters": s.model.parameters,
+            "weight_bytes": s.model.weight_bytes,
+            "weights_digest": s.model.weights_digest,
+        },
+        "device": {
+            "name": s.device.name,
+            "isa": s.device.isa,
+            "threads": s.device.threads,
+            "arena_bytes": s.device.arena_bytes,
+        },
+        "running": s.running,
+        "queued": s.queued,
+        "running_max": s.running_max,
+        "queued_max": s.queued_max,
+        "chunked_prefill_tokens": s.chunked_prefill_tokens,
+        "generated_tokens_per_second": app.load.tokens_per_second(),
+        "pools": s.pools.iter().map(pool).collect::<Vec<Value>>(),
+        "generation": s.generation,
+        "buckets": s.buckets.iter().map(bucket).collect::<Vec<Value>>(),
+        "eager_steps": eager,
+        "counters": {
+            "steps": c.steps,
+            "decode_steps": c.decode_steps,
+            "decode_steps_captured": c.decode_steps_captured,
+            "prefill_steps": c.prefill_steps,
+            "prefill_steps_captured": c.prefill_steps_captured,
+            "prompt_tokens": c.prompt_tokens,
+            "cached_tokens": c.cached_tokens,
+            "prefill_tokens": c.prefill_tokens,
+            "generated_tokens": c.generated_tokens,
+            "admitted": c.admitted,
+            "finished": c.finished,
+            "cancelled": c.cancelled,
+            "failed": c.failed,
+            "refused_queue_full": c.refused_queue_full,
+            "refused_other": c.refused_other,
+            "preemptions": c.preemptions,
+            "evicted_pages": c.evicted_pages,
+            "audits": c.audits,
+            "audit_mismatches": c.audit_mismatches,
+        },
+    })
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// `GET /server_info`: SGLang's shape at the top, ours under `lockstep`.
+pub async fn server_info(State(app): State<Shared>) -> Json<Value> {
+    let s = app.status();
+    let kv_bytes: u64 = s.pools.iter().map(|p| p.bytes_total).sum();
+    let capacity = s.capacity_tokens();
+    let state = json!({
+        "effective_max_running_requests_per_dp": s.running_max,
+        "last_gen_throughput": app.load.tokens_per_second(),
+        "disaggregation_mode": "null",
+        "decode_cuda_graph_bs": s.captured_decode_sizes(),
+        "memory_usage": {
+            "weight": s.model.weight_bytes as f64 / GIB,
+            "kvcache": kv_bytes as f64 / GIB,
+            "token_capacity": capacity,
+        },
+    });
+    Json(json!({
+        "model_path": s.model.path,
+        "served_model_name": app.model_name,
+        "tokenizer_path": s.model.path,
+        "version": env!("CARGO_PKG_VERSION"),
+        "frontend": "lockstep",
+        "launch_command": app.launch_command,
+        "startup_time": app.started_unix,
+        "host": app.settings.text("server.host"),
+        "port": app.settings.number("server.port"),
+        "device": s.device.name,
+        "dtype": s.model.quantization,
+        "tp_size": 1,
+        "dp_size": 1,
+        "disaggregation_mode": "null",
+        "weight_version": s.model.weights_digest,
+        "context_length": s.model.context_max_tokens,
+        "max_running_requests": s.running_max,
+        "max_queued_requests": s.queued_max,
+        "chunked_prefill_size": s.chunked_prefill_tokens,
+        "page_size": s.pools.first().map(|p| p.page_tokens),
+        "max_total_num_tokens": capacity,
+        "max_req_input_len": u64::from(s.model.context_max_tokens.saturating_sub(1)).min(capacity),
+        "internal_states": [state],
+        "lockstep": {
+            "knobs": knobs(&app),
+            "engine": engine(&app, &s),
+        },
+    }))
+}
+
+fn loads_sections(app: &App, s: &EngineStatus, include: &[&str]) -> Value {
+    let kv_bytes: u64 = s.pools.iter().map(|p| p.bytes_total).sum();
+    let used = s.pools.first().map_or(0, |p| u64::from(p.pages_used) * u64::from(p.page_tokens));
+    let mut load = json!({
+        "dp_rank": 0,
+        "num_running_reqs": s.running,
+        "num_waiting_reqs": s.queued,
+        "num_used_tokens": used,
+        "num_total_tokens": used,
+        "max_total_num_tokens": s.capacity_tokens(),
+        "max_running_requests": s.running_max,
+        "max_queued_requests": s.queued_max,
+        "token_usage": s.token_usage(),
+        "gen_throughput": app.load.tokens_per_second(),
+    });
+    let all = include.contains(&"all");
+    if all || include.contains(&"memory") {
+        load["memory"] = json!({
+            "weight_gb": s.model.weight_bytes as f64 / GIB,
+            "kv_cache_gb": kv_bytes as f64 / GIB,
+            "graph_gb": s.device.arena_bytes as f64 / GIB,
+            "token_capacity": s.capacity_tokens(),
+        });
+    }
+    if all || include.contains(&"queues") {
+        load["queues"] = json!({"waiting": s.queued, "retracted": s.counters.preemptions});
+    }
+    load
+}
+
+const SECTIONS: [&str; 7] = ["all", "core", "memory", "queues", "spec", "lora", "disagg"];
+
+/// `GET /v1/loads?include=core,memory,queues&format=json|prometheus`. Sections of features that
+/// this server does not run (spec, lora, disagg) are accepted and absent.
+pub async fn loads(
+    State(app): State<Shared>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Result<Response, ApiError> {
+    let include = query.get("include").map_or("core", String::as_str);
+    let include: Vec<&str> = include.split(',').map(str::trim).collect();
+    if let Some(unknown) = include.iter().find(|i| !SECTIONS.contains(i)) {
+        let what = format!("has '{unknown}'; it takes {}", SECTIONS.join(", "));
+        return Err(ApiError::field("include", what));
+    }
+    let s = app.status();
+    let load = loads_sections(&app, &s, &include);
+    match query.get("format").map_or("json", String::as_str) {
+        "json" => Ok(Json(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "timestamp": crate::app::unix_seconds(),
+            "dp_rank_count": 1,
+            "loads": [load],
+        }))
+        .into_response()),
+        "prometheus" => {
+            let text = loads_text(&load);
+            Ok(([(header::CONTENT_TYPE, crate::metrics::CONTENT_TYPE)], text).into_response())
+        }
+        other => {
+            Err(ApiError::field("format", format!("is '{other}'; it takes json or prometheus")))
+        }
+    }
+}
+
+/// The numbers of a load as gauges: `lockstep_load_num_running_reqs{dp_rank="0"} 3`.
+fn loads_text(load: &Value) -> String {
+    fn walk(prefix: &str, value: &Value, page: &mut String) {
+        match value {
+            Value::Object(map) => {
+                for (key, value) in map.iter().filter(|(key, _)| *key != "dp_rank") {
+                    walk(&format!("{prefix}_{key}"), value, page);
+                }
+            }
+            Value::Number(n) => {
+                // Writing to a String cannot fail.
+                let _ = writeln!(page, "# TYPE {prefix} gauge\n{prefix}{{dp_rank=\"0\"}} {n}");
+            }
+            _ => {}
+        }
+    }
+    let mut page = String::new();
+    walk("lockstep_load", load, &mut page);
+    page
+}

@@ -1,0 +1,192 @@
+//! Sockets: accepting, time-outs, graceful end.
+
+use axum::Router;
+use core::fmt;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Sleep, sleep};
+
+/// From a connection's idle moment to the end of its next request's head.
+const HEAD_SECONDS: u64 = 60;
+/// A client that takes no byte of its answer for this long is gone.
+const WRITE_STALL_SECONDS: u64 = 120;
+/// Bytes of a request head, and of the read buffer.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// What was left when the listener ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Drained {
+    /// Connections that were still open at the end of the drain.
+    pub connections_cut: usize,
+}
+
+impl fmt::Display for Drained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.connections_cut {
+            0 => write!(f, "every connection ended by itself"),
+            n => write!(f, "{n} connections were cut"),
+        }
+    }
+}
+
+/// Serves `router` on `listener` until `stop` ends, then lets running answers finish until `cut`
+/// ends.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    connections_max: usize,
+    stop: impl Future<Output = ()>,
+    cut: impl Future<Output = ()>,
+) -> Drained {
+    let slots = Arc::new(Semaphore::new(connections_max));
+    let (stopping, _) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut stop = pin!(stop);
+    loop {
+        let accept = async {
+            let slot = Arc::clone(&slots).acquire_owned().await;
+            (accept(&listener).await, slot)
+        };
+        tokio::select! {
+            biased;
+            () = &mut stop => break,
+            (stream, slot) = accept => {
+                let connection = connection(stream, router.clone(), stopping.subscribe());
+                connections.spawn(async move {
+                    connection.await;
+                    drop(slot);
+                });
+            }
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+        }
+    }
+    drop(listener);
+    // Nobody listens only where no connection is open.
+    let _ = stopping.send(true);
+    let all = async { while connections.join_next().await.is_some() {} };
+    tokio::select! {
+        () = all => {}
+        () = cut => {}
+    }
+    Drained { connections_cut: connections.len() }
+}
+
+/// The next client. Errors of the process (out of descriptors) pass by waiting; errors of one
+/// client are its own.
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Tokens are small and wanted at once. Where this fails, they are only later.
+                let _ = stream.set_nodelay(true);
+                return stream;
+            }
+            Err(e) if is_clients(&e) => {}
+            Err(e) => {
+                tracing::warn!("accepting connections failed, trying again in 1 s: {e}");
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+fn is_clients(e: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(e.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+async fn connection(stream: TcpStream, router: Router, mut stopping: watch::Receiver<bool>) {
+    let peer = stream.peer_addr().ok();
+    let io = TokioIo::new(Stalling { stream, stalled: None });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(HEAD_SECONDS))
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(io, TowerToHyperService::new(router));
+    let mut served = pin!(served);
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        // An error would mean that the server is gone, which is a reason to stop as well.
+        _ = stopping.wait_for(|stop| *stop) => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(e) = ended {
+        tracing::debug!(peer = peer.map(|p: SocketAddr| p.to_string()), "connection ended: {e}");
+    }
+}
+
+/// A socket whose writes fail once the peer has taken nothing for a while.
+struct Stalling {
+    stream: TcpStream,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Stalling {
+    fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.stalled = None;
+            return poll;
+        }
+        let limit = || Box::pin(sleep(Duration::from_secs(WRITE_STALL_SECONDS)));
+        match self.stalled.get_or_insert_with(limit).as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for Stalling {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Stalling {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.watch(cx, poll)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.watch(cx, poll)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

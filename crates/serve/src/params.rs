@@ -1,0 +1,241 @@
+//! The fields that both generation endpoints share.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, whole};
+use lockstep_flow::limits::{
+    CHOICES_MAX, CONTEXT_TOKENS_MAX, LOGIT_BIAS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX, VOCAB_MAX,
+};
+use lockstep_flow::{Refusal, SamplingParams, Seed, Token};
+use serde_json::Value;
+
+/// Bytes of a client-chosen request name (`rid`).
+const RID_BYTES_MAX: usize = 128;
+
+/// What a request asks for beside its prompt.
+#[derive(Debug)]
+pub struct Common {
+    /// `max_tokens` and `logprobs` are filled in by the endpoint.
+    pub params: SamplingParams,
+    /// As asked; `None` where the request names none.
+    pub max_tokens: Option<u32>,
+    /// Choices a prompt.
+    pub n: u32,
+    /// Stop strings.
+    pub stop: Vec<String>,
+    /// Answer as server-sent events.
+    pub stream: bool,
+    /// A last chunk with the usage.
+    pub include_usage: bool,
+    /// The client's own name for the request, for `/abort_request`.
+    pub rid: Option<String>,
+    /// Leave special tokens out of the text.
+    pub skip_special: bool,
+    /// Keep the stop string that ended the text.
+    pub include_stop: bool,
+    /// Show tokens in log-probabilities as `token_id:N`.
+    pub tokens_as_ids: bool,
+}
+
+impl Common {
+    /// Takes the shared fields out of a body. `vocab` bounds token ids.
+    pub fn take(fields: &mut Fields, vocab: u32) -> Result<Common, ApiError> {
+        let stream = fields.flag("stream")?.unwrap_or(false);
+        let options = fields.object("stream_options")?;
+        if options.is_some() && !stream {
+            return Err(ApiError::field("stream_options", "is only allowed with stream: true"));
+        }
+        let include_usage = match options {
+            Some(mut o) => o.flag("include_usage")?.unwrap_or(false),
+            None => false,
+        };
+        let completion = fields.count("max_completion_tokens", 0, u64::from(CONTEXT_TOKENS_MAX))?;
+        let max_tokens = fields.count("max_tokens", 0, u64::from(CONTEXT_TOKENS_MAX))?;
+        Ok(Common {
+            params: sampling(fields, vocab)?,
+            max_tokens: completion.or(max_tokens).map(|n| n as u32),
+            n: fields.count("n", 1, u64::from(CHOICES_MAX))?.unwrap_or(1) as u32,
+            stop: stop_strings(fields)?,
+            stream,
+            include_usage,
+            rid: rid(fields)?,
+            skip_special: fields.flag("skip_special_tokens")?.unwrap_or(true),
+            include_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
+            tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
+        })
+    }
+}
+
+fn rid(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let rid = fields.string("rid")?;
+    match &rid {
+        Some(r) if r.is_empty() || r.len() > RID_BYTES_MAX => Err(ApiError::field(
+            "rid",
+            format!("must have 1 to {RID_BYTES_MAX} bytes, found {}", r.len()),
+        )),
+        _ => Ok(rid),
+    }
+}
+
+fn sampling(fields: &mut Fields, vocab: u32) -> Result<SamplingParams, ApiError> {
+    let default = SamplingParams::default();
+    let context = u64::from(CONTEXT_TOKENS_MAX);
+    let params = SamplingParams {
+        temperature: fields.number("temperature")?.unwrap_or(default.temperature),
+        top_k: top_k(fields)?,
+        top_p: fields.number("top_p")?.unwrap_or(default.top_p),
+        min_p: fields.number("min_p")?.unwrap_or(default.min_p),
+        repetition_penalty: fields
+            .number("repetition_penalty")?
+            .unwrap_or(default.repetition_penalty),
+        presence_penalty: fields.number("presence_penalty")?.unwrap_or(default.presence_penalty),
+        frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(default.frequency_penalty),
+        logit_bias: logit_bias(fields)?,
+        seed: Seed(fields.bits64("seed")?.unwrap_or_else(crate::ids::random_seed)),
+        min_tokens: fields.count("min_tokens", 0, context)?.unwrap_or(0) as u32,
+        ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        stop_tokens: stop_tokens(fields)?,
+        ..default
+    };
+    let refused = |e| ApiError::Refused { refusal: Refusal::Sampling(e), param: "" };
+    params.check(vocab).map_err(refused)?;
+    Ok(params)
+}
+
+/// -1 and 0 both mean all tokens: the first is what vLLM and SGLang clients send.
+fn top_k(fields: &mut Fields) -> Result<u32, ApiError> {
+    let Some(value) = fields.take("top_k") else { return Ok(0) };
+    if value.as_i64() == Some(-1) {
+        return Ok(0);
+    }
+    match whole(&value) {
+        Some(k) if k <= u64::from(VOCAB_MAX) => Ok(k as u32),
+        _ => Err(ApiError::field(
+            "top_k",
+            format!("must be -1 or a whole number up to {VOCAB_MAX}, found {value}"),
+        )),
+    }
+}
+
+fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let items = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(items)) => items,
+        Some(one) => vec![one],
+    };
+    if items.len() > STOP_STRINGS_MAX {
+        let what = format!("may hold at most {STOP_STRINGS_MAX} strings, found {}", items.len());
+        return Err(ApiError::field("stop", what));
+    }
+    let string = |item: Value| match item {
+        Value::String(s) if (1..=STOP_STRING_BYTES_MAX).contains(&s.len()) => Ok(s),
+        _ => Err(ApiError::field(
+            "stop",
+            format!("must be a string, or an array of strings, of 1 to {STOP_STRING_BYTES_MAX} bytes each"),
+        )),
+    };
+    items.into_iter().map(string).collect()
+}
+
+fn stop_tokens(fields: &mut Fields) -> Result<Vec<Token>, ApiError> {
+    let Some(items) = fields.array("stop_token_ids")? else { return Ok(Vec::new()) };
+    if items.len() > STOP_TOKENS_MAX {
+        let what = format!("may hold at most {STOP_TOKENS_MAX} ids, found {}", items.len());
+        return Err(ApiError::field("stop_token_ids", what));
+    }
+    items.iter().map(|item| token_id(item, "stop_token_ids")).collect()
+}
+
+/// A JSON number as a token id; whether the vocabulary has it is checked where the vocabulary is.
+pub fn token_id(value: &Value, field: &str) -> Result<Token, ApiError> {
+    match value.as_u64() {
+        Some(id) if id <= u64::from(u32::MAX) => Ok(Token(id as u32)),
+        _ => Err(ApiError::field(field, "must hold token ids: whole numbers from 0")),
+    }
+}
+
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(Token, f32)>, ApiError> {
+    let Some(map) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
+    let map = map.into_map();
+    if map.len() > LOGIT_BIAS_MAX {
+        let what = format!("may hold at most {LOGIT_BIAS_MAX} entries, found {}", map.len());
+        return Err(ApiError::field("logit_bias", what));
+    }
+    let entry = |(id, bias): (String, Value)| match (id.parse(), bias.as_f64()) {
+        (Ok(id), Some(bias)) => Ok((Token(id), bias as f32)),
+        _ => Err(ApiError::field("logit_bias", "must map token ids to numbers")),
+    };
+    let mut bias: Vec<(Token, f32)> = map.into_iter().map(entry).collect::<Result<_, _>>()?;
+    bias.sort_by_key(|(token, _)| *token);
+    Ok(bias)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn take(body: Value) -> Result<Common, ApiError> {
+        match body {
+            Value::Object(map) => Common::take(&mut Fields::new(map), 100),
+            _ => panic!("an object"),
+        }
+    }
+
+    #[test]
+    fn defaults_are_the_openai_ones() {
+        let c = take(json!({})).unwrap();
+        assert_eq!((c.n, c.stream, c.max_tokens), (1, false, None));
+        assert_eq!((c.params.temperature, c.params.top_p, c.params.top_k), (1.0, 1.0, 0));
+        let other = take(json!({})).unwrap();
+        assert_ne!(c.params.seed, other.params.seed);
+    }
+
+    #[test]
+    fn every_bad_field_is_named() {
+        for (field, value) in [
+            ("temperature", json!("1")),
+            ("temperature", json!(-0.1)),
+            ("temperature", json!(1e39)),
+            ("top_p", json!(0)),
+            ("top_p", json!(1.01)),
+            ("top_k", json!(-2)),
+            ("top_k", json!(0.5)),
+            ("min_p", json!(2)),
+            ("presence_penalty", json!(2.5)),
+            ("frequency_penalty", json!([])),
+            ("repetition_penalty", json!(0)),
+            ("seed", json!("x")),
+            ("seed", json!(1e30)),
+            ("n", json!(0)),
+            ("n", json!(1_000_000)),
+            ("stop", json!([1])),
+            ("stop", json!("")),
+            ("stop", json!(vec!["a"; 17])),
+            ("stop_token_ids", json!([-1])),
+            ("stop_token_ids", json!([100])),
+            ("logit_bias", json!({"x": 1})),
+            ("logit_bias", json!({"100": 1})),
+            ("logit_bias", json!({"1": 101})),
+            ("max_tokens", json!(-5)),
+            ("max_tokens", json!(1e12)),
+            ("max_completion_tokens", json!("many")),
+            ("stream", json!("yes")),
+            ("stream_options", json!({"include_usage": true})),
+            ("min_tokens", json!(-1)),
+            ("ignore_eos", json!(1)),
+            ("rid", json!("")),
+        ] {
+            let e = take(json!({ field: value.clone() })).unwrap_err();
+            assert_eq!(e.status(), 400, "{field} {value}: {e}");
+            assert_eq!(e.to_json()["error"]["param"], field, "{field} {value}: {e}");
+        }
+    }
+
+    #[test]
+    fn the_newer_name_of_max_tokens_wins() {
+        let c = take(json!({"max_tokens": 5, "max_completion_tokens": 7})).unwrap();
+        assert_eq!(c.max_tokens, Some(7));
+        assert_eq!(take(json!({"top_k": -1})).unwrap().params.top_k, 0);
+    }
+}

@@ -1,0 +1,111 @@
+//! A server from its socket to its end.
+
+use crate::app::{App, ServeConfig, Shared};
+use crate::engine::Engine;
+use crate::listen::{self, Drained};
+use crate::{load, router};
+use core::fmt;
+use lockstep_text::TextModel;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+
+/// Why a server does not begin or go on.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    Listen { host: String, port: u16, why: io::Error },
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServeError::Listen { host, port, why } => {
+                write!(f, "cannot listen on {host}:{port}: {why}")?;
+                match why.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        write!(f, "; another server has it: stop that one, or choose --port")
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        write!(f, "; ports below 1024 need privileges: choose --port")
+                    }
+                    _ => write!(f, "; --host names an address of this machine"),
+                }
+            }
+        }
+    }
+}
+
+impl core::error::Error for ServeError {}
+
+/// A socket that listens. Binding comes before loading, so that a busy port shows at once.
+#[derive(Debug)]
+pub struct Bound {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Bound {
+    /// Listens on `host:port`; port 0 takes a free one.
+    pub async fn bind(host: &str, port: u16) -> Result<Bound, ServeError> {
+        let failed = |why| ServeError::Listen { host: host.into(), port, why };
+        let listener = TcpListener::bind((host, port)).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Bound { listener, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` ends; then takes no new connection and no new request, lets what was
+    /// accepted finish within `server.drain-timeout`, and shuts the engine down.
+    pub async fn serve(
+        self,
+        config: ServeConfig,
+        engine: Arc<dyn Engine>,
+        text: Arc<TextModel>,
+        stop: impl Future<Output = ()>,
+    ) -> Drained {
+        let loopback = self.address.ip().is_loopback();
+        let app: Shared = Arc::new(App::new(config, Arc::clone(&engine), text, loopback));
+        let s = &app.settings;
+        let drain = Duration::from_secs(s.number("server.drain-timeout"));
+        let log_every = Duration::from_secs(s.number("server.log-interval"));
+        let connections_max = s.number("server.max-connections") as usize;
+        let watch = load::watch(Arc::clone(&engine), Arc::clone(&app.load), log_every);
+        let watch = tokio::spawn(watch);
+        let stop = async {
+            stop.await;
+            app.stopping.store(true, Ordering::Relaxed);
+            engine.drain();
+            tracing::info!("draining: no new requests, {} s for those accepted", drain.as_secs());
+        };
+        let ending = Arc::clone(&engine);
+        let cut = async move {
+            sleep(drain).await;
+            tracing::warn!("the drain timeout passed; ending what is left");
+            // Gives every open request its final event, and the connections a moment to send it.
+            end(ending).await;
+            sleep(Duration::from_secs(1)).await;
+        };
+        let router = router::router(Arc::clone(&app));
+        let drained = listen::serve(self.listener, router, connections_max, stop, cut).await;
+        watch.abort();
+        end(engine).await;
+        drained
+    }
+}
+
+/// [`Engine::shutdown`] waits for the step loop, so it has a thread of its own.
+async fn end(engine: Arc<dyn Engine>) {
+    if let Err(e) = tokio::task::spawn_blocking(move || engine.shutdown()).await {
+        tracing::error!("shutting the engine down panicked: {e}");
+    }
+}
