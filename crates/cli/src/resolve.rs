@@ -29,7 +29,10 @@ pub fn unknown_model(name: &str) -> Failure {
 }
 
 /// Finds the model that the settings name, fetching it where it is known and not there.
-pub fn model(settings: &Settings, store: impl Fn() -> Result<Store, Failure>) -> Result<ModelFiles, Failure> {
+pub fn model(
+    settings: &Settings,
+    store: impl Fn() -> Result<Store, Failure>,
+) -> Result<ModelFiles, Failure> {
     let name = settings.text("model.path");
     let path = Path::new(name);
     if path.exists() {

@@ -14,7 +14,7 @@ pub const FILE: &str = "lockstep.toml";
 /// Bytes of a settings file, at most.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Variables with the prefix that are not knobs.
-const OTHER_VARIABLES: [&str; 1] = ["LOCKSTEP_MODELS"];
+const OTHER_VARIABLES: [&str; 2] = ["LOCKSTEP_LOG", "LOCKSTEP_MODELS"];
 
 /// Why the settings do not stand.
 #[derive(Debug)]
@@ -189,9 +189,11 @@ impl FileLayer<'_> {
                 });
             }
         };
-        self.settings
-            .set(knob, &written, Source::File)
-            .map_err(|why| SettingsError::InFile { path: self.path.into(), line, why })
+        self.settings.set(knob, &written, Source::File).map_err(|why| SettingsError::InFile {
+            path: self.path.into(),
+            line,
+            why,
+        })
     }
 }
 

@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 /// Asks a server and shows its answer.
 pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
     let answer = http::get(&args.url, "/server_info", args.api_key.as_deref()).map_err(|e| {
-        let exit = if matches!(e, http::GetError::Url { .. }) { Exit::Usage } else { Exit::NoServer };
+        let exit =
+            if matches!(e, http::GetError::Url { .. }) { Exit::Usage } else { Exit::NoServer };
         Failure::new(exit, e)
     })?;
     let info: Value = serde_json::from_slice(&answer.body).unwrap_or(Value::Null);
@@ -115,7 +116,8 @@ fn totals(p: &mut String, e: &Value) {
         count(&c["cancelled"]),
         count(&c["failed"]),
         count(&Value::from(
-            c["refused_queue_full"].as_u64().unwrap_or(0) + c["refused_other"].as_u64().unwrap_or(0)
+            c["refused_queue_full"].as_u64().unwrap_or(0)
+                + c["refused_other"].as_u64().unwrap_or(0)
         )),
         count(&c["preemptions"]),
     );
@@ -148,7 +150,8 @@ fn totals(p: &mut String, e: &Value) {
 /// A table of the buckets that ran; the others in one line.
 fn buckets(p: &mut String, e: &Value) {
     let all: Vec<&Value> = e["buckets"].as_array().into_iter().flatten().collect();
-    let ran = |b: &&&Value| b["replays"].as_u64() != Some(0) || b["eager_steps"].as_u64() != Some(0);
+    let ran =
+        |b: &&&Value| b["replays"].as_u64() != Some(0) || b["eager_steps"].as_u64() != Some(0);
     let _ = writeln!(p, "\nbucket            mode          replays       eager      padded rows");
     for b in all.iter().filter(ran) {
         let rows = b["live_rows"].as_u64().unwrap_or(0) + b["padded_rows"].as_u64().unwrap_or(0);

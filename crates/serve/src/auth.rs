@@ -40,7 +40,9 @@ impl Keys {
         let Some(key) = key else { return Ok(()) };
         match bearer(headers) {
             Some(given) if same(given, key.as_bytes()) => Ok(()),
-            Some(_) => Err(ApiError::Unauthorized { what: "the bearer token is not the right one" }),
+            Some(_) => {
+                Err(ApiError::Unauthorized { what: "the bearer token is not the right one" })
+            }
             None => Err(ApiError::Unauthorized {
                 what: "this server wants a key: send Authorization: Bearer KEY",
             }),
@@ -71,7 +73,8 @@ impl Keys {
         }
         // A web page can make a browser on this machine send plain forms to loopback, but not
         // this content type without a preflight that we never grant.
-        let json = |v: &[u8]| v.trim_ascii_start().to_ascii_lowercase().starts_with(b"application/json");
+        let json =
+            |v: &[u8]| v.trim_ascii_start().to_ascii_lowercase().starts_with(b"application/json");
         let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|v| json(v.as_bytes()));
         if *method == Method::POST && !is_json { Err(ApiError::MediaType) } else { Ok(()) }
     }

@@ -51,7 +51,8 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     let best_of = fields.count("best_of", 1, u64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
     let best_of = best_of.max(common.n);
     if best_of > common.n && common.stream {
-        let what = "cannot be larger than n in a stream: which choices are best is known at the end";
+        let what =
+            "cannot be larger than n in a stream: which choices are best is known at the end";
         return Err(ApiError::field("best_of", what));
     }
     if common.max_tokens == Some(0) && !echo {
@@ -214,11 +215,8 @@ impl Completions {
     fn echo(&self, index: usize, scores: &[TokenLogprob], lists: &mut Lists) -> String {
         let prompt = &self.asked.prompts[index / self.asked.best_of as usize];
         let names = self.names();
-        let options = StreamOptions {
-            skip_special: false,
-            continuation: false,
-            ..StreamOptions::default()
-        };
+        let options =
+            StreamOptions { skip_special: false, continuation: false, ..StreamOptions::default() };
         // Without stop strings there is nothing in the options to refuse.
         let Ok(mut text) = self.app.text.stream_with(options) else { return prompt.text.clone() };
         let mut chars = 0;

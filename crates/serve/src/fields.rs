@@ -67,9 +67,7 @@ impl Fields {
         let Some(value) = self.take(field) else { return Ok(None) };
         match whole(&value) {
             Some(n) if (min..=max).contains(&n) => Ok(Some(n)),
-            _ => {
-                Err(self.wrong(field, &format!("a whole number from {min} to {max}"), &value))
-            }
+            _ => Err(self.wrong(field, &format!("a whole number from {min} to {max}"), &value)),
         }
     }
 
@@ -124,24 +122,13 @@ impl Fields {
     pub fn into_map(self) -> Map<String, Value> {
         self.map
     }
-
-    /// Fields of an element of an array field: `messages[3].role` in errors.
-    pub fn of_element(value: Value, field: &str, index: usize) -> Result<Fields, ApiError> {
-        match value {
-            Value::Object(map) => Ok(Fields { map, prefix: format!("{field}[{index}].") }),
-            other => Err(ApiError::field(
-                format!("{field}[{index}]"),
-                format!("must be an object, found {}", shown(&other)),
-            )),
-        }
-    }
 }
 
 /// A value as a whole number, where it is one and not negative.
 pub fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let f = value.as_f64()?;
-        (f >= 0.0 && f <= 9_007_199_254_740_992.0 && f.fract() == 0.0).then_some(f as u64)
+        ((0.0..=9_007_199_254_740_992.0).contains(&f) && f.fract() == 0.0).then_some(f as u64)
     })
 }
 

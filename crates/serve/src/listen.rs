@@ -118,8 +118,7 @@ async fn connection(stream: TcpStream, router: Router, mut stopping: watch::Rece
     let mut served = pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,
-        // An error would mean that the server is gone, which is a reason to stop as well.
-        _ = stopping.wait_for(|stop| *stop) => {
+        () = stopped(&mut stopping) => {
             served.as_mut().graceful_shutdown();
             served.await
         }
@@ -127,6 +126,11 @@ async fn connection(stream: TcpStream, router: Router, mut stopping: watch::Rece
     if let Err(e) = ended {
         tracing::debug!(peer = peer.map(|p: SocketAddr| p.to_string()), "connection ended: {e}");
     }
+}
+
+/// Returns once a stop was asked for; an error means that the server is gone, which is one too.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stop| *stop).await;
 }
 
 /// A socket whose writes fail once the peer has taken nothing for a while.

@@ -137,12 +137,10 @@ fn put(
         let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
         for (labels, value) in series {
             let labels: Vec<(&str, &str)> = labels.iter().map(|(k, v)| (*k, v.as_ref())).collect();
-            let row = if labels.is_empty() { None } else { Some(metric.encode_family(&labels)?) };
-            match (row, counter) {
-                (Some(row), true) => ConstCounter::new(*value as u64).encode(row)?,
-                (Some(row), false) => ConstGauge::new(*value).encode(row)?,
-                (None, true) => metric.encode_counter::<(), u64, u64>(&(*value as u64), None)?,
-                (None, false) => metric.encode_gauge(value)?,
+            let row = metric.encode_family(&labels)?;
+            match counter {
+                true => ConstCounter::new(*value as u64).encode(row)?,
+                false => ConstGauge::new(*value).encode(row)?,
             }
         }
     }
@@ -164,7 +162,8 @@ impl Collector for EngineMetrics {
 }
 
 fn load_gauges(e: &mut DescriptorEncoder<'_>, s: &EngineStatus, rate: f64) -> fmt::Result {
-    let mut gauge = |names: &[&str], help: &str, value: f64| put(e, false, names, help, &one(value));
+    let mut gauge =
+        |names: &[&str], help: &str, value: f64| put(e, false, names, help, &one(value));
     gauge(&["lockstep_up"], "1 while requests are taken", s.health.is_serving().into())?;
     gauge(
         &["lockstep_running_requests", "sglang:num_running_reqs"],
@@ -205,7 +204,8 @@ fn pool_gauges(e: &mut DescriptorEncoder<'_>, s: &EngineStatus) -> fmt::Result {
     let Some(p) = s.pools.first() else { return Ok(()) };
     let tokens = |pages: u32| f64::from(pages) * f64::from(p.page_tokens);
     let free = p.pages_total.saturating_sub(p.pages_used + p.pages_cached);
-    let mut gauge = |names: &[&str], help: &str, value: f64| put(e, false, names, help, &one(value));
+    let mut gauge =
+        |names: &[&str], help: &str, value: f64| put(e, false, names, help, &one(value));
     gauge(
         &["lockstep_token_usage", "sglang:token_usage"],
         "Usage of the fullest sub-pool, 0 to 1",
@@ -227,11 +227,7 @@ fn pool_gauges(e: &mut DescriptorEncoder<'_>, s: &EngineStatus) -> fmt::Result {
         "Tokens of KV that only the prefix cache holds",
         tokens(p.pages_cached),
     )?;
-    gauge(
-        &["lockstep_page_tokens", "sglang:page_size"],
-        "Tokens of a page",
-        p.page_tokens.into(),
-    )
+    gauge(&["lockstep_page_tokens", "sglang:page_size"], "Tokens of a page", p.page_tokens.into())
 }
 
 fn totals(e: &mut DescriptorEncoder<'_>, s: &EngineStatus) -> fmt::Result {
@@ -302,7 +298,11 @@ fn buckets(e: &mut DescriptorEncoder<'_>, s: &EngineStatus) -> fmt::Result {
         s.buckets.iter().map(row).collect()
     };
     for (name, help, value) in [
-        ("lockstep_bucket_replays", "Steps replayed through a bucket's capture", rows(|b| b.replays)),
+        (
+            "lockstep_bucket_replays",
+            "Steps replayed through a bucket's capture",
+            rows(|b| b.replays),
+        ),
         ("lockstep_bucket_eager_steps", "Steps run op by op at its shape", rows(|b| b.eager_steps)),
         ("lockstep_bucket_live_rows", "Rows that carried a token", rows(|b| b.live_rows)),
         ("lockstep_bucket_padded_rows", "Rows that were padding", rows(|b| b.padded_rows)),

@@ -1,5 +1,6 @@
 //! What a model's text is made of: plain text, thinking, tool calls.
 
+#[allow(dead_code, reason = "parsers for thinking and calls come with the text room")]
 /// A stretch of output.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {

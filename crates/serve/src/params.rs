@@ -131,7 +131,9 @@ fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         Value::String(s) if (1..=STOP_STRING_BYTES_MAX).contains(&s.len()) => Ok(s),
         _ => Err(ApiError::field(
             "stop",
-            format!("must be a string, or an array of strings, of 1 to {STOP_STRING_BYTES_MAX} bytes each"),
+            format!(
+                "must be a string, or an array of strings, of 1 to {STOP_STRING_BYTES_MAX} bytes each"
+            ),
         )),
     };
     items.into_iter().map(string).collect()

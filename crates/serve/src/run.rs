@@ -163,11 +163,7 @@ struct Sink {
 }
 
 impl Sink {
-    fn new(
-        index: usize,
-        sender: mpsc::Sender<(usize, EventKind)>,
-        metrics: Arc<Metrics>,
-    ) -> Sink {
+    fn new(index: usize, sender: mpsc::Sender<(usize, EventKind)>, metrics: Arc<Metrics>) -> Sink {
         Sink { index, sender, metrics, arrived: Instant::now(), last_token: None }
     }
 

@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// How an endpoint words its answers.
-pub trait Shape: Send + 'static {
+pub trait Shape: Send + Unpin + 'static {
     /// Chunks that come before anything of a choice; called once a choice, at its first event.
     fn opening(&mut self, index: usize, choice: &Choice) -> Option<Value>;
     /// True where the opening waits until the prompt's log-probabilities are there.
@@ -111,10 +111,7 @@ impl Answer {
             (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
             (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
             // Tells nginx not to gather the events.
-            (
-                header::HeaderName::from_static("x-accel-buffering"),
-                HeaderValue::from_static("no"),
-            ),
+            (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
         ];
         (headers, body).into_response()
     }
@@ -177,7 +174,7 @@ impl<S: Shape> Events<S> {
     }
 }
 
-impl<S: Shape + Unpin> HttpBody for Events<S> {
+impl<S: Shape> HttpBody for Events<S> {
     type Data = Bytes;
     type Error = Infallible;
 

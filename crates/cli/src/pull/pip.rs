@@ -78,7 +78,10 @@ mod tests {
     fn pips_reasons_come_through_without_decoration() {
         let said = b"WARNING: retrying\nERROR: Could not find a version\nERROR: No match\n\n";
         assert_eq!(words(said), "Could not find a version; No match");
-        assert_eq!(words(b"/usr/bin/python3: No module named pip\n"), "/usr/bin/python3: No module named pip");
+        assert_eq!(
+            words(b"/usr/bin/python3: No module named pip\n"),
+            "/usr/bin/python3: No module named pip"
+        );
         assert_eq!(words(b""), "nothing, and failed");
     }
 }

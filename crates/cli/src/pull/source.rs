@@ -151,7 +151,11 @@ impl fmt::Display for PullError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PullError::Store { doing, path, why } => {
-                write!(f, "{doing} {} failed: {why}; LOCKSTEP_MODELS names another folder", path.display())
+                write!(
+                    f,
+                    "{doing} {} failed: {why}; LOCKSTEP_MODELS names another folder",
+                    path.display()
+                )
             }
             PullError::Nowhere { model, needed_bytes, tried } => {
                 write!(f, "the model {model} ({needed_bytes} bytes) could not be had; tried:")?;

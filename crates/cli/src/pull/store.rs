@@ -26,12 +26,6 @@ impl Store {
         set("LOCKSTEP_MODELS").or_else(|| cache().map(|c| c.join("lockstep/models"))).map(Store)
     }
 
-    /// A store in a folder.
-    #[cfg(test)]
-    pub fn at(dir: PathBuf) -> Store {
-        Store(dir)
-    }
-
     /// The folder.
     pub fn dir(&self) -> &Path {
         &self.0
@@ -128,9 +122,8 @@ mod tests {
     #[test]
     fn the_folder_is_found_in_the_documented_order() {
         let at = |vars: &[(&str, &str)]| {
-            let get = |name: &str| {
-                vars.iter().find(|(k, _)| *k == name).map(|(_, v)| OsString::from(v))
-            };
+            let get =
+                |name: &str| vars.iter().find(|(k, _)| *k == name).map(|(_, v)| OsString::from(v));
             Store::locate(get).map(|s| s.0.display().to_string())
         };
         let all = [("LOCKSTEP_MODELS", "m"), ("XDG_CACHE_HOME", "x"), ("HOME", "h")];
