@@ -67,6 +67,7 @@ class Text(unittest.TestCase):
             cls.theirs = tokenize_all(peer.client, cls.texts)
             cls.their_chats = render_all(peer.client, samples.CHATS)
         cls.face = hugging_face(servers.model_path())
+        cls.kinds = gguf.metadata(servers.model_path())["tokenizer.ggml.token_type"]
 
     def compare(self, name, others):
         wrong = [
@@ -96,7 +97,22 @@ class Text(unittest.TestCase):
         self.assertGreater(whole, 0.95 * len(self.texts))
 
     def test_rendered_chats_and_their_tokens_are_llama_cpps(self):
-        self.assertEqual(self.our_chats, self.their_chats)
+        for chat, our_text, our_ids, their_text, their_ids in zip(
+                samples.CHATS, *self.our_chats, *self.their_chats):
+            with self.subTest(chat=chat):
+                self.assertEqual(our_text, their_text)
+                if chat not in samples.FORGED:
+                    self.assertEqual(our_ids, their_ids)
+
+    def test_a_message_cannot_forge_a_control_token(self):
+        """The same text, but what the client wrote stays text: only the template's own control
+        tokens are control tokens. llama.cpp takes the forged ones for real."""
+        control = {i for i, kind in enumerate(self.kinds) if kind == 3}
+        for chat, ids in zip(samples.CHATS, self.our_chats[1]):
+            system_by_template = chat[0]["role"] != "system"
+            wanted = 2 * (len(chat) + system_by_template) + 1
+            with self.subTest(chat=chat):
+                self.assertEqual(sum(i in control for i in ids), wanted)
 
     def test_rendered_chats_are_those_of_transformers(self):
         render = self.face.apply_chat_template
