@@ -10,6 +10,11 @@ impl fmt::Display for Fault {
                 write!(f, "{what} #{id} is named, and the plan has {count}")
             }
             Fault::NameTwice { what, name } => write!(f, "two {what} are called {name}"),
+            Fault::BoundTwice { name, first, then } => write!(
+                f,
+                "{name} is {} of {} bytes in one plan and {} of {} bytes in another",
+                first.0, first.1, then.0, then.1
+            ),
             Fault::BadAlign { buffer, align } => {
                 write!(f, "{buffer} asks for an alignment of {align}, which is no power of two")
             }
@@ -145,6 +150,7 @@ impl Fault {
         let s = match self {
             Fault::NoSuch { .. } => "use an id that the builder returned",
             Fault::NameTwice { .. } => "give each its own name",
+            Fault::BoundTwice { .. } => "drain first: the two plans cannot share state",
             Fault::BadAlign { .. } => "use a power of two, 64 by default",
             Fault::OutsideBuffer { .. } => "shorten the span, or enlarge the buffer",
             Fault::EdgeBackwards { cycle, .. } if !cycle.is_empty() => "drop one of these edges",

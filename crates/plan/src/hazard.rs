@@ -145,6 +145,8 @@ pub enum Fault {
     NoSuch { what: &'static str, id: u32, count: usize },
     /// Two buffers or two ops of one name: names bind weights, state and evidence.
     NameTwice { what: &'static str, name: String },
+    /// State or a weight that two plans take for different things: kind and bytes.
+    BoundTwice { name: String, first: (&'static str, u64), then: (&'static str, u64) },
     /// An alignment that is not a power of two.
     BadAlign { buffer: String, align: u32 },
     /// An access past the end of its buffer.
@@ -223,6 +225,7 @@ impl Hazard {
         match self.fault {
             Fault::NoSuch { .. }
             | Fault::NameTwice { .. }
+            | Fault::BoundTwice { .. }
             | Fault::BadAlign { .. }
             | Fault::OutsideBuffer { .. }
             | Fault::EdgeBackwards { .. }

@@ -25,6 +25,7 @@ mod pack;
 mod prove;
 mod race;
 mod rules;
+mod sequence;
 mod step_plan;
 mod structure;
 mod uses;
@@ -43,4 +44,5 @@ pub use op::{
 };
 pub use pack::{InOutBytes, PackReport, Packing, pack, pack_beside, pack_by_issue_order};
 pub use prove::{ProofCounts, Proven, prove};
+pub use sequence::{AnyOrder, Arenas, prove_any_order, prove_sequence};
 pub use step_plan::StepPlan;

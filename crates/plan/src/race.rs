@@ -14,30 +14,39 @@ pub(crate) fn check(plan: &StepPlan, order: &Order, uses: &[Vec<Use>], out: &mut
     }
 }
 
-/// Walks the uses in program order and keeps, for every piece of the buffer, only those that no
-/// later use covers: the last write, and the reads since. An access that is ordered after a
+/// Walks the ops in program order and keeps, for every piece of the buffer, only those uses that
+/// no later use covers: the last write, and the reads since. An access that is ordered after a
 /// covering use is ordered after what that use covered, so every unordered pair shows as an
 /// unordered pair with the front, and the work stays near linear in the uses.
 fn within_step(plan: &StepPlan, order: &Order, uses: &[Use], out: &mut Findings) {
     let pieces = Pieces::new(uses);
-    let mut fronts: Vec<Vec<u32>> = vec![Vec::new(); pieces.len()];
+    let mut fronts: Vec<Vec<Use>> = vec![Vec::new(); pieces.len()];
     let mut reported = HashSet::new();
-    for (i, &new) in uses.iter().enumerate() {
-        for piece in pieces.of(new) {
-            let front = &mut fronts[piece];
-            front.retain(|&old| {
-                let old = uses[old as usize];
-                let same_op = old.op == new.op;
-                let ordered = same_op || order.before(old.op, new.op, new.before_wait);
-                out.pairs += 1;
-                let conflict = old.write || new.write;
-                if conflict && !ordered && reported.insert((old.op, new.op)) {
-                    out.push(in_step_hazard(plan, old, new));
+    for of_op in uses.chunk_by(|a, b| a.op == b.op) {
+        // All of an op's uses are compared before any of them covers anything: one that comes
+        // after its programmatic wait must not hide what one before the wait runs beside.
+        for new in of_op {
+            for piece in pieces.of(*new) {
+                for old in &fronts[piece] {
+                    out.pairs += 1;
+                    let conflict = old.write || new.write;
+                    if conflict
+                        && !order.before(old.op, new.op, new.before_wait)
+                        && reported.insert((old.op, new.op))
+                    {
+                        out.push(in_step_hazard(plan, *old, *new));
+                    }
                 }
-                let covered = ordered && (new.write || !old.write);
-                !covered
-            });
-            front.push(i as u32);
+            }
+        }
+        for new in of_op {
+            for piece in pieces.of(*new) {
+                fronts[piece].retain(|old| {
+                    let ordered = old.op == new.op || order.before(old.op, new.op, new.before_wait);
+                    !(ordered && (new.write || !old.write))
+                });
+                fronts[piece].push(*new);
+            }
         }
     }
 }

@@ -390,6 +390,24 @@ fn programmatic_launch_orders_only_what_comes_after_the_wait() {
     proven(&build(reads(0b01), reads(0), true)).unwrap();
 }
 
+/// Found by the walk through all interleavings: `b` reads the state after its wait and writes it
+/// before, and the read, which is ordered after `a`'s read, hid that the write is not.
+#[test]
+fn a_read_after_the_wait_does_not_hide_a_write_before_it() {
+    let mut b = builder();
+    let (x, out) = (input(&mut b, "x"), output(&mut b, "out"));
+    let pages = b.state("pages", StateKind::Pages { page_bytes: 64 }, 4, Elem::F32);
+    let via = Access::Indexed { buffer: pages, via: x, reserved_for_padding: true };
+    mix(&mut b, "a", LaneId::MAIN, vec![all(x), via], vec![all(out)]);
+    mix(&mut b, "b", LaneId::MAIN, vec![all(x), via], vec![via]);
+    let mut plan = b.finish();
+    proven(&plan).unwrap();
+    let (from, to) = (op(&plan, "a"), op(&plan, "b"));
+    let before_wait = BeforeWait { reads: 0, writes: 1 };
+    plan.edges.push(Edge { from, to, kind: EdgeKind::Programmatic { before_wait } });
+    assert_eq!(rules(&plan, pack(&plan)), [Rule::Race]);
+}
+
 #[test]
 fn late_inputs_and_outputs_need_their_edges_across_steps() {
     let mut b = builder();
