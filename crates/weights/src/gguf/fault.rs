@@ -67,6 +67,9 @@ pub enum GgufFault {
     Shards {
         count: u64,
     },
+    EmptyName {
+        entry: u64,
+    },
     DuplicateTensor {
         name: String,
     },
@@ -197,6 +200,11 @@ impl fmt::Display for GgufFault {
                 f,
                 "one of {count} shards; sharded GGUF files are not read: merge them with \
                  `llama-gguf-split --merge`"
+            ),
+            GgufFault::EmptyName { entry } => write!(
+                f,
+                "tensor table entry {entry} has no name; the table is damaged or shorter than the \
+                 header says"
             ),
             GgufFault::DuplicateTensor { name } => write!(f, "tensor `{name}` is given twice"),
             GgufFault::Dims { tensor, n_dims } => {

@@ -120,6 +120,9 @@ fn alignment(metadata: &Metadata) -> Result<u64, GgufFault> {
 fn read_tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<RawTensor, GgufFault> {
     let place = Place::TensorEntry(n);
     let name = cursor.text(&place)?.to_owned();
+    if name.is_empty() {
+        return Err(GgufFault::EmptyName { entry: n });
+    }
     let n_dims = cursor.u32(&place)?;
     if n_dims == 0 || n_dims > DIMS_MAX {
         return Err(GgufFault::Dims { tensor: name, n_dims });
