@@ -21,6 +21,8 @@
 
 mod audit;
 mod config;
+#[cfg(test)]
+mod drills;
 mod error;
 mod index;
 mod lease;

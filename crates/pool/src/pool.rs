@@ -146,6 +146,11 @@ impl Pool {
         self.quarantine.len() as u32
     }
 
+    /// Who holds a page.
+    pub fn page_state(&self, page: PageId) -> crate::PageState {
+        self.states.get(page)
+    }
+
     /// True where a sequence could get a slot now.
     pub fn has_slot(&self) -> bool {
         !self.free_slots.is_empty()

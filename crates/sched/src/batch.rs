@@ -21,6 +21,10 @@ pub struct SeqRow {
     pub source: TokenSource,
     /// Index among the output tokens of the token that it samples, where it samples one.
     pub output_index: u32,
+    /// Its first token row in the step.
+    pub token_row: u32,
+    /// Its first logit row in the step, where it has any.
+    pub logit_row: u32,
     pub(crate) entry: u32,
     pub(crate) epoch: u32,
 }
@@ -44,5 +48,16 @@ impl Batch {
     pub(crate) fn with_capacity(rows: usize) -> Batch {
         let none = BucketKey { tokens: 0, seqs: 0, logit_rows: 0 };
         Batch { step: 0, bucket: none, live: none, rows: Vec::with_capacity(rows), decode_rows: 0 }
+    }
+
+    /// Counts what is live and tells each row where its token and logit rows start.
+    pub(crate) fn number(&mut self) {
+        self.live = BucketKey { tokens: 0, seqs: 0, logit_rows: 0 };
+        for row in &mut self.rows {
+            (row.token_row, row.logit_row) = (self.live.tokens, self.live.logit_rows);
+            self.live.tokens += row.plan.n_tokens;
+            self.live.seqs += 1;
+            self.live.logit_rows += row.plan.logit_rows();
+        }
     }
 }

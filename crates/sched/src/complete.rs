@@ -24,12 +24,12 @@ pub enum Update {
     Started { request: RequestId, cached_tokens: u32 },
     /// It went back into the queue; clients are not told.
     Preempted { request: RequestId },
-    /// Sequence row `row` of the completed step holds logits for the prompt positions
-    /// `from..from + rows`: the log-probabilities of the prompt tokens one further on.
-    PromptLogits { request: RequestId, row: Row, from: u32, rows: u32 },
-    /// One more output token, sampled by sequence row `row` of the completed step. A token that
-    /// ends the text is not among these.
-    Token { request: RequestId, row: Row, token: Token, index: u32 },
+    /// Logit rows `logit_row..logit_row + rows` of the completed step are those of the prompt
+    /// positions `from..from + rows`: they say how likely the prompt tokens one further on are.
+    PromptLogits { request: RequestId, logit_row: Row, from: u32, rows: u32 },
+    /// One more output token, sampled from logit row `logit_row` of the completed step. A token
+    /// that ends the text is not among these.
+    Token { request: RequestId, logit_row: Row, token: Token, index: u32 },
     /// Final: it ended well.
     Finished { request: RequestId, reason: FinishReason, usage: Usage },
     /// Final: it did not.
@@ -82,7 +82,7 @@ impl Scheduler {
         for (i, outcome) in outcomes.iter().enumerate() {
             let row = self.batches[at].rows[i];
             if self.is_live(&row) {
-                self.complete_row(&row, Row(i as u32), outcome, now);
+                self.complete_row(&row, outcome, now);
             } else {
                 self.counters.discarded_rows += 1;
             }
@@ -113,7 +113,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn complete_row(&mut self, row: &SeqRow, at: Row, outcome: &Outcome, now: Micros) {
+    fn complete_row(&mut self, row: &SeqRow, outcome: &Outcome, now: Micros) {
         let index = row.entry;
         if let Outcome::Failed(failure) = outcome {
             self.fail(index, failure.clone());
@@ -124,8 +124,11 @@ impl Scheduler {
         if row.plan.logits == Logits::All {
             let entry = self.entry_mut(index);
             entry.reported = entry.reported.max(row.plan.end());
-            let (from, rows) = (row.plan.first_position.0, row.plan.n_tokens);
-            self.updates.push(Update::PromptLogits { request, row: at, from, rows });
+            let from = row.plan.first_position.0;
+            // The logits of the prompt's last token are those of the first output token.
+            let rows = row.plan.end().min(entry.prompt_tokens - 1) - from;
+            let logit_row = Row(row.logit_row);
+            self.updates.push(Update::PromptLogits { request, logit_row, from, rows });
         }
         let (token, last) = match (row.plan.samples, outcome) {
             (false, _) => {
@@ -141,14 +144,21 @@ impl Scheduler {
             }
         };
         self.publish(index);
-        if let Some(reason) = self.accept(index, at, token, last) {
+        let logit_row = Row(row.logit_row + row.plan.logit_rows() - 1);
+        if let Some(reason) = self.accept(index, logit_row, token, last) {
             self.finish(index, reason);
             self.note_end(now);
         }
     }
 
     /// Takes a sampled token; says whether and why the request is done with it.
-    fn accept(&mut self, index: u32, row: Row, token: Token, last: bool) -> Option<FinishReason> {
+    fn accept(
+        &mut self,
+        index: u32,
+        logit_row: Row,
+        token: Token,
+        last: bool,
+    ) -> Option<FinishReason> {
         let eos = self.config.eos_tokens.contains(&token);
         let context = self.config.context_tokens_max as usize;
         let entry = self.entry_mut(index);
@@ -162,7 +172,7 @@ impl Scheduler {
         if stop {
             return Some(FinishReason::Stop);
         }
-        self.updates.push(Update::Token { request, row, token, index: output });
+        self.updates.push(Update::Token { request, logit_row, token, index: output });
         match (last, full) {
             (true, _) => Some(FinishReason::Stop),
             (false, true) => Some(FinishReason::Length),

@@ -24,8 +24,8 @@ pub struct SchedConfig {
     /// Steps in flight: 1 where the host waits for each step, 2 where step N+1 is launched before
     /// step N has come back.
     pub depth: u32,
-    /// A step that would pad more of its bucket than this is cut to the next bucket below, and the
-    /// rest of its prompt tokens go into the next step. 100 never cuts.
+    /// A step is cut to the bucket below, and the rest of its prompt tokens left for the next
+    /// one, where that saves more than this share of the token rows. 100 never cuts.
     pub padding_max_percent: u32,
 }
 

@@ -23,7 +23,7 @@ impl Ladder {
         mut buckets: Vec<BucketKey>,
         running_requests_max: u32,
     ) -> Result<Ladder, SchedError> {
-        buckets.sort_unstable_by_key(|b| (b.tokens, b.logit_rows, b.seqs));
+        buckets.sort_unstable_by_key(|b| (b.tokens, !b.is_decode(), b.logit_rows, b.seqs));
         buckets.dedup();
         let n = running_requests_max;
         let widest = |keep: &dyn Fn(&BucketKey) -> bool| {
@@ -44,7 +44,7 @@ impl Ladder {
         Ok(Ladder { buckets, mixed_tokens_max: mixed, echo_tokens_max: echo })
     }
 
-    /// The buckets, by tokens, logit rows, sequences.
+    /// The buckets: by tokens, decode first, then by logit rows and sequences.
     pub fn buckets(&self) -> &[BucketKey] {
         &self.buckets
     }
@@ -68,6 +68,11 @@ impl Ladder {
                 b.holds(live.tokens, live.seqs, live.logit_rows) && (single || !b.is_decode())
             })
             .copied()
+    }
+
+    /// The least tokens of a bucket for any rows that has at least so many.
+    pub fn above(&self, tokens: u32) -> Option<u32> {
+        self.buckets.iter().filter(|b| !b.is_decode()).map(|b| b.tokens).find(|t| *t >= tokens)
     }
 
     /// The largest token count under `tokens` that fills a bucket for `seqs` sequences and

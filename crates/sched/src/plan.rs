@@ -2,7 +2,7 @@
 
 use crate::{Batch, Scheduler, SeqRow, TokenSource, Update};
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, Micros, Position};
+use lockstep_flow::{Micros, Position};
 use lockstep_pool::{Logits, RowPlan};
 
 /// Requests of the queue that one plan looks at beyond those it starts.
@@ -50,7 +50,7 @@ impl Scheduler {
         self.trim(&mut batch);
         let some = !batch.rows.is_empty();
         if some {
-            batch.live = live(&batch.rows);
+            batch.number();
             batch.bucket = self.ladder.pick(batch.live).expect("the ladder covers every step");
             self.commit(&batch);
             self.planned = step;
@@ -131,8 +131,15 @@ impl Scheduler {
             samples,
         };
         let source = if entry.pending > 0 { TokenSource::LastToken } else { TokenSource::Literal };
-        let output_index = entry.produced();
-        Some(SeqRow { plan, source, output_index, entry: index, epoch: entry.epoch })
+        Some(SeqRow {
+            plan,
+            source,
+            output_index: entry.produced(),
+            token_row: 0,
+            logit_row: 0,
+            entry: index,
+            epoch: entry.epoch,
+        })
     }
 
     /// Gets pages for a row of the `i`th running request; returns the positions it has room for.
@@ -275,19 +282,22 @@ impl Scheduler {
         found.is_some()
     }
 
-    /// Cuts prefill, the youngest first, where the step would fill too little of its bucket.
+    /// Cuts prefill, the youngest first, to what fills the bucket below, where this and a bucket
+    /// for the rest are enough cheaper than the bucket that holds both.
     fn trim(&self, batch: &mut Batch) {
-        let live = live(&batch.rows);
+        batch.number();
+        let live = batch.live;
         let Some(bucket) = self.ladder.pick(live) else { return };
-        let padded = bucket.tokens - live.tokens;
-        if bucket.is_decode() || padded * 100 <= self.config.padding_max_percent * bucket.tokens {
-            return;
-        }
         let target = self.ladder.below(live);
-        if target <= batch.decode_rows || target == 0 {
+        if bucket.is_decode() || target <= batch.decode_rows {
             return;
         }
         let mut excess = live.tokens - target;
+        let parts = target + self.ladder.above(excess).unwrap_or(bucket.tokens);
+        let saved = bucket.tokens.saturating_sub(parts);
+        if saved * 100 <= self.config.padding_max_percent * bucket.tokens {
+            return;
+        }
         while excess > 0 {
             let last = batch.rows.len() - 1;
             let row = &mut batch.rows[last];
@@ -354,14 +364,4 @@ fn place(batch: &mut Batch, row: SeqRow, budget: &mut Budget) {
         };
         batch.rows.push(row);
     }
-}
-
-fn live(rows: &[SeqRow]) -> BucketKey {
-    let mut live = BucketKey { tokens: 0, seqs: 0, logit_rows: 0 };
-    for row in rows {
-        live.tokens += row.plan.n_tokens;
-        live.seqs += 1;
-        live.logit_rows += row.plan.logit_rows();
-    }
-    live
 }

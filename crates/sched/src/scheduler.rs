@@ -4,7 +4,7 @@ use crate::entry::Entry;
 use crate::{Batch, Ladder, SchedConfig, SchedCounters, SchedError, SeqRow, Update};
 use core::hash::{BuildHasherDefault, Hasher};
 use lockstep_flow::{Failure, FinishReason, Micros, RequestId, SlotId, Token};
-use lockstep_pool::{Pool, PoolError, RowPlan, StepLease, StepTables};
+use lockstep_pool::{Pool, PoolError, StepLease, StepTables};
 use std::collections::{HashMap, VecDeque};
 
 /// Spreads request numbers over a hash table the same way in every run.
@@ -182,6 +182,17 @@ impl Scheduler {
         (self.planned > self.completed).then(|| self.batch(self.completed + 1))
     }
 
+    /// The step planned last, until it is leased.
+    pub fn planned_step(&self) -> Option<&Batch> {
+        (self.planned > self.leased).then(|| self.batch(self.planned))
+    }
+
+    /// The step that a lease was signed for, until it is completed.
+    pub fn step_of(&self, lease: &StepLease) -> Option<&Batch> {
+        let step = lease.generation();
+        (step > self.completed && step <= self.leased).then(|| self.batch(step))
+    }
+
     pub(crate) fn batch(&self, step: u64) -> &Batch {
         &self.batches[(step % self.batches.len() as u64) as usize]
     }
@@ -302,11 +313,8 @@ impl Scheduler {
         let at = (self.planned % self.batches.len() as u64) as usize;
         let batch = &mut self.batches[at];
         let Some(row) = batch.rows.iter().position(|r| r.entry == index) else { return };
-        let RowPlan { n_tokens, .. } = batch.rows[row].plan;
-        batch.live.tokens -= n_tokens;
-        batch.live.seqs -= 1;
-        batch.live.logit_rows -= batch.rows[row].plan.logit_rows();
         batch.decode_rows -= u32::from((row as u32) < batch.decode_rows);
         batch.rows.remove(row);
+        batch.number();
     }
 }

@@ -1,0 +1,193 @@
+//! A host that drives the scheduler and samples what it is told to.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use lockstep_flow::limits::PAGE_TOKENS;
+use lockstep_flow::{
+    BucketKey, Micros, Refusal, Request, RequestId, SamplingParams, Ticket, Token,
+};
+use lockstep_pool::{Pool, PoolConfig, StepLease, StepTables};
+use lockstep_sched::{
+    Batch, Ladder, Outcome, SchedConfig, Scheduler, SeqRow, Update, standard_buckets,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub const EOS: Token = Token(99);
+pub const CONTEXT: u32 = 4096;
+pub const CHUNK: u32 = 64;
+
+/// A request whose prompt counts up from 0.
+pub fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
+    Request {
+        id: RequestId(id),
+        prompt: Arc::from((0..prompt_tokens).map(|i| Token(i % 90)).collect::<Vec<_>>()),
+        params: SamplingParams { max_tokens, ..SamplingParams::default() },
+        grammar: None,
+        arrived: Micros(0),
+        deadline: None,
+        adapter: 0,
+        use_prefix_cache: true,
+    }
+}
+
+/// Input buffers for the widest step.
+pub struct Buffers {
+    blocks: Vec<u32>,
+    t: [Vec<u32>; 3],
+    s: [Vec<u32>; 4],
+    r: [Vec<u32>; 2],
+    stride: usize,
+}
+
+impl Buffers {
+    pub fn new(buckets: &[BucketKey], stride: u32) -> Buffers {
+        let max = |f: fn(&BucketKey) -> u32| buckets.iter().map(f).max().unwrap() as usize;
+        let (t, s, r) = (max(|b| b.tokens), max(|b| b.seqs), max(|b| b.logit_rows));
+        let of = |n| vec![0; n];
+        let stride = stride as usize;
+        Buffers {
+            blocks: of(s * stride),
+            t: [of(t), of(t), of(t)],
+            s: [of(s), of(s), of(s), of(s)],
+            r: [of(r), of(r)],
+            stride,
+        }
+    }
+
+    pub fn view(&mut self, bucket: BucketKey) -> StepTables<'_> {
+        let (nt, ns, nr) =
+            (bucket.tokens as usize, bucket.seqs as usize, bucket.logit_rows as usize);
+        let [write_slots, positions, seq_of_token] = &mut self.t;
+        let [slots, first_tokens, token_counts, kv_lens] = &mut self.s;
+        let [logit_tokens, logit_slots] = &mut self.r;
+        StepTables {
+            block_tables: &mut self.blocks[..ns * self.stride],
+            write_slots: &mut write_slots[..nt],
+            positions: &mut positions[..nt],
+            seq_of_token: &mut seq_of_token[..nt],
+            slots: &mut slots[..ns],
+            logit_tokens: &mut logit_tokens[..nr],
+            logit_slots: &mut logit_slots[..nr],
+            first_tokens: Some(&mut first_tokens[..ns]),
+            token_counts: Some(&mut token_counts[..ns]),
+            kv_lens: Some(&mut kv_lens[..ns]),
+        }
+    }
+}
+
+pub struct Host {
+    pub sched: Scheduler,
+    pub now: Micros,
+    buffers: Buffers,
+    leases: VecDeque<StepLease>,
+}
+
+impl Host {
+    /// Chunks of 64, echo buckets of 32, context 4096.
+    pub fn new(running: u32, queued: u32, pages: u32, depth: u32) -> Host {
+        let stride = (CONTEXT / PAGE_TOKENS).min(pages - 1);
+        let pool = Pool::new(PoolConfig {
+            id: 0,
+            pages,
+            slots: running * depth,
+            pages_per_seq_max: stride,
+            rows_max: running,
+            steps_in_flight_max: depth,
+            sub_pools: vec![],
+            slot_snapshots: false,
+        })
+        .unwrap();
+        let buckets = standard_buckets(running, CHUNK, 32);
+        let config = SchedConfig {
+            running_requests_max: running,
+            queued_requests_max: queued,
+            chunked_prefill_tokens: CHUNK,
+            context_tokens_max: CONTEXT,
+            vocab: 100,
+            eos_tokens: vec![EOS],
+            prefix_cache: true,
+            depth,
+            padding_max_percent: 25,
+        };
+        let buffers = Buffers::new(&buckets, stride);
+        let ladder = Ladder::new(buckets, running).unwrap();
+        let sched = Scheduler::new(config, ladder, pool).unwrap();
+        Host { sched, now: Micros(0), buffers, leases: VecDeque::with_capacity(4) }
+    }
+
+    pub fn submit(&mut self, request: &Request) -> Result<Ticket, Refusal> {
+        self.sched.submit(request, self.now)
+    }
+
+    /// Has the planned step signed for.
+    pub fn lease(&mut self) {
+        let bucket = self.sched.planned_step().expect("a step is planned").bucket;
+        let lease = self.sched.lease(&mut self.buffers.view(bucket)).unwrap();
+        self.leases.push_back(lease);
+    }
+
+    /// Plans a step and has it signed for.
+    pub fn launch(&mut self) -> Option<Batch> {
+        let batch = self.sched.plan(self.now)?.clone();
+        self.lease();
+        Some(batch)
+    }
+
+    /// The oldest step comes back.
+    pub fn finish(&mut self, outcomes: &[Outcome]) {
+        let lease = self.leases.pop_front().expect("a step is in flight");
+        self.sched.complete(lease, outcomes, self.now).unwrap();
+        assert_eq!(self.sched.pool().audit().violation, None);
+    }
+
+    /// Plans, runs and completes one step.
+    pub fn step(&mut self, sample: impl Fn(&SeqRow) -> Token) -> Option<Batch> {
+        let batch = self.launch();
+        if batch.is_none() && self.leases.is_empty() {
+            return None;
+        }
+        if batch.is_none() || self.leases.len() as u32 == self.sched.config().depth {
+            let of = |row: &SeqRow| {
+                if row.plan.samples { Outcome::Sampled(sample(row)) } else { Outcome::Computed }
+            };
+            let outcomes: Vec<_> = self.sched.oldest_step().unwrap().rows.iter().map(of).collect();
+            self.finish(&outcomes);
+        }
+        batch
+    }
+
+    /// Steps until nothing is left, and everything that was told meanwhile.
+    pub fn run_to_idle(&mut self, sample: impl Fn(&SeqRow) -> Token) -> Vec<Update> {
+        let mut updates = Vec::new();
+        for _ in 0..100_000 {
+            self.step(&sample);
+            updates.extend(self.sched.drain_updates());
+            if self.sched.is_idle() {
+                return updates;
+            }
+        }
+        panic!("requests do not end");
+    }
+
+    /// A step without any memory of its own: what the engine does.
+    pub fn quiet_step(&mut self, outcomes: &mut Vec<Outcome>, sample: impl Fn(&SeqRow) -> Token) {
+        if let Some(bucket) = self.sched.plan(self.now).map(|b| b.bucket) {
+            let lease = self.sched.lease(&mut self.buffers.view(bucket)).unwrap();
+            self.leases.push_back(lease);
+            if (self.leases.len() as u32) < self.sched.config().depth {
+                return;
+            }
+        }
+        let Some(lease) = self.leases.pop_front() else { return };
+        outcomes.clear();
+        for row in &self.sched.oldest_step().unwrap().rows {
+            outcomes.push(if row.plan.samples {
+                Outcome::Sampled(sample(row))
+            } else {
+                Outcome::Computed
+            });
+        }
+        self.sched.complete(lease, outcomes, self.now).unwrap();
+        self.sched.drain_updates().for_each(drop);
+    }
+}
