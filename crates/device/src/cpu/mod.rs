@@ -11,4 +11,5 @@ pub mod norm;
 pub mod pool;
 pub mod quant;
 pub mod rope;
+pub mod sample;
 pub mod tile;
