@@ -162,6 +162,11 @@ impl Toy {
         self.wake.notify_all();
     }
 
+    /// Requests that the engine was told to end and has not looked at since.
+    pub fn cancellations(&self) -> usize {
+        self.state.lock().unwrap().cancelled.len()
+    }
+
     pub fn steps(&self) -> u64 {
         self.state.lock().unwrap().steps
     }
