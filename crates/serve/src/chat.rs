@@ -4,12 +4,13 @@ use crate::app::{App, Shared, unix_seconds};
 use crate::choice::{Choice, ChoiceStart, Delta, Finish};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::format::Format;
 use crate::params::Common;
 use crate::prepare;
 use crate::run::{Planned, Run};
 use crate::scores::Names;
 use crate::stream::{Answer, Cost, Shape};
-use crate::tools::{Format, Tools};
+use crate::tools::Tools;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -115,18 +116,21 @@ fn options(fields: &mut Fields) -> Result<ChatOptions, ApiError> {
     Ok(options)
 }
 
-fn render(app: &App, fields: &mut Fields, tools: &Tools) -> Result<ChatPrompt, ApiError> {
-    let messages = messages(app, fields)?;
+fn render(app: &App, fields: &mut Fields, tools: &mut Tools) -> Result<ChatPrompt, ApiError> {
+    let messages = tools.speak(messages(app, fields)?);
     let options = options(fields)?;
-    app.text
-        .render_chat(&messages, tools.shown(), &options)
-        .map_err(|e| prepare::text_error("messages", &e))
+    let prompt = app
+        .text
+        .render_chat(&messages, tools.for_template(), &options)
+        .map_err(|e| prepare::text_error("messages", &e))?;
+    tools.after(&prompt.text);
+    Ok(prompt)
 }
 
 /// The prompt that a chat body makes, for `/tokenize`.
 pub fn prompt_of(app: &App, fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
-    let tools = Tools::take(app, fields)?;
-    render(app, fields, &tools)
+    let mut tools = Tools::take(app, fields)?;
+    render(app, fields, &mut tools)
 }
 
 fn scores(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
@@ -153,9 +157,9 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
         return Err(ApiError::field("max_tokens", "must be at least 1"));
     }
     let scores = scores(&mut fields)?;
-    let tools = Tools::take(app, &mut fields)?;
-    let format = Format::take(app, &mut fields)?;
-    let prompt = render(app, &mut fields, &tools)?;
+    let mut tools = Tools::take(app, &mut fields)?;
+    let format = Format::take(&mut fields)?;
+    let prompt = render(app, &mut fields, &mut tools)?;
     Ok(Asked { common, prompt: prompt.tokens.into(), scores, tools, format })
 }
 
@@ -176,9 +180,8 @@ impl Asked {
         (0..self.common.n).map(one).collect()
     }
 
-    fn choices(&self, app: &App, name: &str) -> Result<Vec<Choice>, ApiError> {
-        let one = |choice| {
-            let parser = self.tools.parser(app)?;
+    fn choices(&self, app: &App) -> Result<Vec<Choice>, ApiError> {
+        let one = |_| {
             let options = lockstep_text::StreamOptions {
                 stop: self.common.stop.clone(),
                 include_stop: self.common.include_stop,
@@ -189,9 +192,8 @@ impl Asked {
             let text = app.text.stream_with(options);
             Ok(Choice::new(ChoiceStart {
                 text: text.map_err(|e| prepare::text_error("stop", &e))?,
-                parser,
+                parser: Some(self.tools.parser()),
                 tool_finish: self.tools.finish(),
-                call_prefix: format!("{}-{choice}", name.replace("chatcmpl", "call")),
                 wants_scores: self.scores.is_some(),
                 prompt_tokens: self.prompt.len() as u32,
             }))
@@ -203,11 +205,10 @@ impl Asked {
 /// The handler.
 pub async fn handle(State(app): State<Shared>, request: Request) -> Result<Response, ApiError> {
     let name = app.ids.response("chatcmpl");
-    let for_worker = name.clone();
-    let (asked, planned, choices) = prepare::with_body(&app, request, move |app, fields| {
+    let (asked, planned, choices) = prepare::with_body(&app, request, |app, fields| {
         let asked = understand(app, fields)?;
         let planned = asked.plan(app)?;
-        let choices = asked.choices(app, &for_worker)?;
+        let choices = asked.choices(app)?;
         Ok((asked, planned, choices))
     })
     .await?;

@@ -1,15 +1,14 @@
 //! One choice of an answer: events become text, tool calls and log-probabilities.
 
 use crate::error::ApiError;
-use crate::output::{OutputParser, Piece};
 use lockstep_flow::{EventKind, Failure, FinishReason, Token, TokenLogprob, Usage};
-use lockstep_text::TextStream;
+use lockstep_text::{OutputEvent, OutputParser, TextStream};
 
 /// A piece of a tool call, in OpenAI's terms: the first one of a call has its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ToolDelta {
     /// Which call of the choice.
-    pub index: usize,
+    pub index: u32,
     /// The call's id and the function's name, once.
     pub begin: Option<(String, String)>,
     /// More of the arguments' JSON text.
@@ -72,22 +71,24 @@ impl Delta {
             && self.finish.is_none()
     }
 
-    fn take(&mut self, pieces: Vec<Piece>, call_id: &mut impl FnMut() -> String) {
-        for piece in pieces {
-            match piece {
-                Piece::Text(text) => self.content.push_str(&text),
-                Piece::Reasoning(text) => self.reasoning.push_str(&text),
-                Piece::ToolBegin { index, name } => self.tools.push(ToolDelta {
+    fn of(events: Vec<OutputEvent>) -> Delta {
+        let mut delta = Delta::default();
+        for event in events {
+            match event {
+                OutputEvent::Content(text) => delta.content.push_str(&text),
+                OutputEvent::Reasoning(text) => delta.reasoning.push_str(&text),
+                OutputEvent::ToolCallStart { index, id, name } => delta.tools.push(ToolDelta {
                     index,
-                    begin: Some((call_id(), name)),
+                    begin: Some((id, name)),
                     arguments: String::new(),
                 }),
-                Piece::ToolArguments { index, text } => match self.tools.last_mut() {
-                    Some(last) if last.index == index => last.arguments.push_str(&text),
-                    _ => self.tools.push(ToolDelta { index, begin: None, arguments: text }),
+                OutputEvent::ToolArguments { index, fragment } => match delta.tools.last_mut() {
+                    Some(last) if last.index == index => last.arguments.push_str(&fragment),
+                    _ => delta.tools.push(ToolDelta { index, begin: None, arguments: fragment }),
                 },
             }
         }
+        delta
     }
 
     /// Adds a later delta of the same choice.
@@ -108,12 +109,10 @@ impl Delta {
 /// The state of a choice while it is made.
 pub struct Choice {
     text: TextStream,
-    parser: OutputParser,
+    /// `None` takes all text as content.
+    parser: Option<OutputParser>,
     /// Named tool choices end with `stop`, as OpenAI's do.
     tool_finish: Finish,
-    /// Names this choice's tool calls.
-    call_prefix: String,
-    calls: usize,
     wants_scores: bool,
     chars: usize,
     prompt_scores: Vec<TokenLogprob>,
@@ -128,12 +127,10 @@ pub struct Choice {
 pub struct ChoiceStart {
     /// Its detokenizer.
     pub text: TextStream,
-    /// Its parser.
-    pub parser: OutputParser,
+    /// Its parser; `None` takes all text as content.
+    pub parser: Option<OutputParser>,
     /// How it ends where it made tool calls.
     pub tool_finish: Finish,
-    /// Unique among the choices of all answers.
-    pub call_prefix: String,
     /// Report log-probabilities.
     pub wants_scores: bool,
     /// Tokens of its prompt.
@@ -147,8 +144,6 @@ impl Choice {
             text: start.text,
             parser: start.parser,
             tool_finish: start.tool_finish,
-            call_prefix: start.call_prefix,
-            calls: 0,
             wants_scores: start.wants_scores,
             chars: 0,
             prompt_scores: Vec::new(),
@@ -214,29 +209,23 @@ impl Choice {
     }
 
     fn parsed(&mut self, text: String) -> Delta {
-        let pieces = if text.is_empty() { Vec::new() } else { self.parser.push(text) };
-        self.delta(pieces)
-    }
-
-    fn delta(&mut self, pieces: Vec<Piece>) -> Delta {
-        let mut delta = Delta::default();
-        let (prefix, calls) = (&self.call_prefix, &mut self.calls);
-        delta.take(pieces, &mut || {
-            *calls += 1;
-            format!("{prefix}-{calls}")
-        });
-        delta
+        match &mut self.parser {
+            _ if text.is_empty() => Delta::default(),
+            Some(parser) => Delta::of(parser.push(&text)),
+            None => Delta { content: text, ..Delta::default() },
+        }
     }
 
     fn end(&mut self, finish: Finish) -> Delta {
         self.ended = true;
         let rest = self.text.finish().text;
         let mut delta = self.parsed(rest);
-        let pieces = self.parser.finish();
-        let last = self.delta(pieces);
-        delta.merge(last);
+        if let Some(parser) = &mut self.parser {
+            delta.merge(Delta::of(parser.finish()));
+        }
         delta.scored = std::mem::take(&mut self.held);
-        let called = self.calls > 0 && finish == Finish::Stop;
+        let calls = self.parser.as_ref().map_or(0, OutputParser::tool_calls);
+        let called = calls > 0 && finish == Finish::Stop;
         delta.finish = Some(if called { self.tool_finish } else { finish });
         delta
     }

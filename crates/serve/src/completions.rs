@@ -4,13 +4,12 @@ use crate::app::{App, Shared, unix_seconds};
 use crate::choice::{Choice, ChoiceStart, Delta, Finish};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::output::OutputParser;
+use crate::format::Format;
 use crate::params::Common;
 use crate::prepare;
 use crate::run::{Planned, Run};
 use crate::scores::{Lists, Names};
 use crate::stream::{Answer, Cost, Shape};
-use crate::tools::Format;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -58,7 +57,7 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     if common.max_tokens == Some(0) && !echo {
         return Err(ApiError::field("max_tokens", "must be at least 1, or 0 together with echo"));
     }
-    let format = Format::take(app, &mut fields)?;
+    let format = Format::take(&mut fields)?;
     let add_bos = fields.flag("add_special_tokens")?.unwrap_or(true);
     let prompt = fields
         .take("prompt")
@@ -126,14 +125,20 @@ impl Asked {
                     prompt_logprobs: self.echo && self.scores.is_some(),
                     ..self.common.params.clone()
                 };
-                let grammar = self.format.mask(app)?;
+                let grammar = match self.format.spec() {
+                    None => None,
+                    Some((field, spec)) => {
+                        let mask = app.text.grammar(spec, None);
+                        Some(mask.map_err(|e| prepare::text_error(field, &e))?)
+                    }
+                };
                 planned.push(Planned { prompt: Arc::clone(&prompt.tokens), params, grammar });
             }
         }
         Ok(planned)
     }
 
-    fn choices(&self, app: &App, name: &str) -> Result<Vec<Choice>, ApiError> {
+    fn choices(&self, app: &App) -> Result<Vec<Choice>, ApiError> {
         let mut choices = Vec::new();
         for prompt in &self.prompts {
             for _ in 0..self.best_of {
@@ -146,9 +151,8 @@ impl Asked {
                 let text = app.text.stream_with(options);
                 choices.push(Choice::new(ChoiceStart {
                     text: text.map_err(|e| prepare::text_error("stop", &e))?,
-                    parser: OutputParser::Plain,
+                    parser: None,
                     tool_finish: Finish::Stop,
-                    call_prefix: name.into(),
                     wants_scores: self.scores.is_some(),
                     prompt_tokens: prompt.tokens.len() as u32,
                 }));
@@ -161,11 +165,10 @@ impl Asked {
 /// The handler.
 pub async fn handle(State(app): State<Shared>, request: Request) -> Result<Response, ApiError> {
     let name = app.ids.response("cmpl");
-    let for_worker = name.clone();
-    let (asked, planned, choices) = prepare::with_body(&app, request, move |app, fields| {
+    let (asked, planned, choices) = prepare::with_body(&app, request, |app, fields| {
         let asked = understand(app, fields)?;
         let planned = asked.plan(app)?;
-        let choices = asked.choices(app, &for_worker)?;
+        let choices = asked.choices(app)?;
         Ok((asked, planned, choices))
     })
     .await?;

@@ -29,6 +29,8 @@ type Labels = [(&'static str, String); 2];
 pub struct Metrics {
     registry: Registry,
     responses: Family<Labels, Counter>,
+    /// Requests whose tools the grammar could not hold to their schemas.
+    pub unconstrained_tools: Counter,
     /// From arrival to the first token.
     pub first_token_seconds: Histogram,
     /// Between two tokens of a sequence.
@@ -49,6 +51,7 @@ impl Metrics {
         let mut metrics = Metrics {
             registry: Registry::default(),
             responses: Family::default(),
+            unconstrained_tools: Counter::default(),
             first_token_seconds: histogram(0.001),
             inter_token_seconds: histogram(0.000_5),
             request_seconds: histogram(0.004),
@@ -58,6 +61,11 @@ impl Metrics {
             "lockstep_http_responses",
             "HTTP answers by route and status",
             metrics.responses.clone(),
+        );
+        model.register(
+            "lockstep_unconstrained_tool_requests",
+            "Requests whose tool calls could not be held to their schemas",
+            metrics.unconstrained_tools.clone(),
         );
         for (name, sglang, help, histogram) in [
             (
