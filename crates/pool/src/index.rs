@@ -247,3 +247,56 @@ pub(crate) fn owner(state: crate::PageState) -> Option<RequestId> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a single hash chain every lookup collides with every node: only the comparison of
+    /// parent, adapter and all tokens tells them apart.
+    #[test]
+    fn colliding_edges_are_told_apart_by_parent_adapter_and_every_token() {
+        let mut states = PageStates::new(200);
+        let mut index = PrefixIndex::new(200);
+        index.heads = vec![NONE; 1];
+        let run: Vec<Token> = (0..PAGE_TOKENS).map(Token).collect();
+        let mut edges = Vec::new();
+        for adapter in 0..2 {
+            for at in 0..PAGE {
+                let mut other = run.clone();
+                other[at] = Token(999);
+                edges.push((PageId(0), adapter, other));
+            }
+            edges.push((PageId(0), adapter, run.clone()));
+        }
+        // The same edges again, below one of them in each adapter.
+        for (parent, adapter) in [(PageId(1), 0), (PageId(PAGE_TOKENS + 2), 1)] {
+            edges.push((parent, adapter, run.clone()));
+        }
+        for (i, (parent, adapter, run)) in edges.iter().enumerate() {
+            let page = PageId(i as u32 + 1);
+            assert_eq!(index.child(*parent, *adapter, run), None);
+            states.force(page, crate::PageState::Shared(1));
+            index.insert(page, *parent, *adapter, run);
+        }
+        for (i, (parent, adapter, run)) in edges.iter().enumerate() {
+            assert_eq!(index.child(*parent, *adapter, run), Some(PageId(i as u32 + 1)));
+        }
+        assert_eq!(index.fault(&states), None);
+        assert_eq!(index.child(PageId(0), 2, &run), None);
+        // Out of the middle of the chain, in any order.
+        for i in (0..edges.len()).rev().step_by(2).chain((0..edges.len()).step_by(2)) {
+            let page = PageId(i as u32 + 1);
+            let (parent, adapter, run) = &edges[i];
+            if index.child(*parent, *adapter, run).is_none() || index.nodes[i + 1].children > 0 {
+                continue;
+            }
+            states.force(page, crate::PageState::Shared(0));
+            index.released(page, 0);
+            index.remove(page, &states);
+            states.force(page, crate::PageState::Free);
+            assert_eq!(index.child(*parent, *adapter, run), None);
+            assert_eq!(index.fault(&states), None);
+        }
+    }
+}

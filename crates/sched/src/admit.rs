@@ -3,7 +3,7 @@
 use crate::Scheduler;
 use crate::entry::Entry;
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{Failure, Micros, Refusal, Request, RequestId, Ticket};
+use lockstep_flow::{Failure, FinishReason, Micros, Refusal, Request, RequestId, Ticket};
 
 /// How many recent ends the estimate for `Retry-After` looks at.
 pub(crate) const ENDS: usize = 32;
@@ -54,6 +54,16 @@ impl Scheduler {
     /// more): its final event is out already.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         self.abort(request, Failure::Cancelled)
+    }
+
+    /// Ends a request well, with [`FinishReason::Stop`]: its text holds a stop string, which only
+    /// the room that makes text of tokens can see. False where it is not live (any more).
+    pub fn stop(&mut self, request: RequestId) -> bool {
+        let index = self.by_id.get(&request).copied();
+        if let Some(index) = index {
+            self.finish(index, FinishReason::Stop);
+        }
+        index.is_some()
     }
 
     /// Ends a request with `failure`. False where it is not live (any more).

@@ -226,6 +226,25 @@ fn a_cancelled_request_gives_its_pages_back_within_one_step() {
     assert_eq!(ids(&updates, Update::is_final), [1]);
 }
 
+#[test]
+fn a_stop_string_ends_a_request_well() {
+    let mut host = Host::new(2, 3, 20, 2);
+    host.submit(&request(1, 10, 50)).unwrap();
+    for _ in 0..4 {
+        host.step(|_| Token(1)).unwrap();
+    }
+    assert!(host.sched.stop(RequestId(1)));
+    assert!(!host.sched.stop(RequestId(1)) && !host.sched.cancel(RequestId(1)));
+    let updates = host.run_to_idle(|_| Token(2));
+    let tokens = updates.iter().filter(|u| matches!(u, Update::Token { .. })).count();
+    let reason = FinishReason::Stop;
+    assert!(matches!(
+        updates.last(),
+        Some(Update::Finished { reason: r, usage, .. })
+            if *r == reason && usage.completion_tokens as usize == tokens && tokens > 0
+    ));
+}
+
 /// A row of a request that is cancelled between `plan` and `lease` leaves the step.
 #[test]
 fn a_cancellation_between_plan_and_lease_takes_the_row_out() {

@@ -275,6 +275,10 @@ fn check_padding(tables: &Tables, batch: &Batch, stride: usize) {
     for (i, row) in batch.rows.iter().enumerate() {
         assert_eq!(tables.kv_lens[i], row.plan.end());
         assert_eq!(tables.token_counts[i], row.plan.n_tokens);
+        let table = &tables.block_tables[i * stride..][..stride];
+        let pages = table.iter().rposition(|p| *p != 0).map_or(0, |last| last + 1);
+        assert!(table[..pages].iter().all(|p| *p != 0 && *p != 0xdead_beef));
+        assert!(pages >= (row.plan.end() as usize).div_ceil(PAGE));
     }
     assert!(tables.logit_tokens.iter().all(|x| *x < t));
     assert!(tables.logit_slots[live.logit_rows as usize..].iter().all(|x| *x == 0));
