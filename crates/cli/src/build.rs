@@ -2,10 +2,18 @@
 
 use crate::exit::{Exit, Failure};
 use crate::resolve::ModelFiles;
+use indicatif::{ProgressBar, ProgressStyle};
+use lockstep_device::{CpuDevice, cpu::CpuBackend};
+use lockstep_engine::{EngineError, EngineParts, Knobs};
 use lockstep_flow::Settings;
+use lockstep_flow::status::{DeviceFacts, ModelFacts};
+use lockstep_model::Model;
+use lockstep_plan::KvDtype;
+use lockstep_plan::format::Format;
 use lockstep_serve::Engine;
 use lockstep_text::{GgufVocab, TextModel};
-use lockstep_weights::{Checkpoint, VocabData};
+use lockstep_weights::{Checkpoint, ModelSpec, VocabData};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -83,8 +91,113 @@ pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> 
 /// Weights -> model -> plans and proofs -> device -> a running engine.
 fn build_engine(spec: EngineSpec<'_>) -> Result<Arc<dyn Engine>, Failure> {
     let EngineSpec { settings, checkpoint, text } = spec;
-    let _ = (settings, checkpoint.weight_bytes(), text.eos_tokens());
-    Err(Failure::new(Exit::Unexpected, "this build has no engine yet"))
+    let knobs = knobs(settings);
+    let device = device(settings)?;
+    let device_facts = DeviceFacts {
+        name: "cpu".into(),
+        isa: device.isa().name().into(),
+        threads: device.threads(),
+        arena_bytes: 0,
+    };
+    let checkpoint = Arc::new(checkpoint);
+    let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
+    let bar = progress_bar(model.checkpoint_bytes());
+    let parts = EngineParts {
+        device: Box::new(device),
+        model_facts: model_facts(&model, settings, &text),
+        model,
+        eos: text.eos_tokens(),
+        knobs,
+        device_facts,
+        progress: &mut |done, _| bar.set_position(done),
+    };
+    let started = lockstep_engine::start(parts).map_err(start_failure)?;
+    bar.finish_and_clear();
+    Ok(Arc::new(started.handle))
+}
+
+fn start_failure(e: EngineError) -> Failure {
+    let exit = match &e {
+        EngineError::Model(_) => Exit::BadModel,
+        EngineError::Knob { .. } => Exit::Usage,
+        EngineError::Refused { .. } | EngineError::Sched(_) => Exit::Unexpected,
+        _ => Exit::Resources,
+    };
+    Failure::new(exit, e)
+}
+
+/// A bar on the terminal, shown only where loading takes longer than a moment.
+fn progress_bar(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes);
+    let style = "loading weights {bar:30} {bytes}/{total_bytes}";
+    bar.set_style(ProgressStyle::with_template(style).expect("a fixed template"));
+    bar
+}
+
+/// The engine's knobs out of the registry's values.
+pub fn knobs(settings: &Settings) -> Knobs {
+    let count = |name| u32::try_from(settings.number(name)).unwrap_or(u32::MAX);
+    Knobs {
+        graph_max_bs: count("decode.graph-max-bs"),
+        running_max: count("sched.max-running-requests"),
+        queued_max: count("sched.max-queued-requests"),
+        chunk_tokens: count("sched.chunked-prefill-size"),
+        prefix_cache: settings.flag("sched.prefix-cache"),
+        kv_bytes: settings.number("pool.kv-memory"),
+        kv_dtype: match settings.text("pool.kv-dtype") {
+            "f32" => Some(KvDtype::F32),
+            "f16" => Some(KvDtype::F16),
+            _ => None,
+        },
+        lanes: count("decode.lanes"),
+        context_tokens: count("model.context-length"),
+        audit_rate: count("audit.rate"),
+        eager: settings.flag("decode.eager"),
+    }
+}
+
+/// The CPU device that the settings ask for.
+fn device(settings: &Settings) -> Result<CpuDevice, Failure> {
+    let threads = u32::try_from(settings.number("device.threads")).unwrap_or(u32::MAX);
+    CpuDevice::new(threads, settings.text("device.isa"))
+        .map_err(|e| Failure::new(Exit::Resources, e))
+}
+
+fn model_facts(model: &Model, settings: &Settings, text: &TextModel) -> ModelFacts {
+    let checkpoint = model.checkpoint();
+    let ModelSpec::Llama(spec) = checkpoint.spec() else {
+        unreachable!("Model::new takes the architectures that have a plan builder");
+    };
+    let path = checkpoint.path();
+    let stem = || path.file_stem().map_or("model".into(), |s| s.to_string_lossy().into_owned());
+    let name = if spec.name.is_empty() { stem() } else { spec.name.clone() };
+    let context = match settings.number("model.context-length") {
+        0 => spec.context_max,
+        n => n as u32,
+    };
+    let parameters = checkpoint.tensors().map(|(_, t)| (t.rows * t.cols) as u64).sum();
+    let _ = text;
+    ModelFacts {
+        name,
+        path: path.display().to_string(),
+        architecture: spec.family.name().into(),
+        quantization: quantization(checkpoint),
+        vocab: spec.vocab,
+        context_max_tokens: context,
+        parameters,
+        weight_bytes: checkpoint.weight_bytes(),
+        weights_digest: checkpoint.digest(1).to_string(),
+    }
+}
+
+/// The format that most of the weights' bytes have.
+fn quantization(checkpoint: &Checkpoint) -> String {
+    let mut bytes: BTreeMap<Format, usize> = BTreeMap::new();
+    for (_, t) in checkpoint.tensors() {
+        *bytes.entry(t.format).or_default() += t.bytes.len();
+    }
+    let most = bytes.into_iter().max_by_key(|(_, n)| *n);
+    most.map_or_else(String::new, |(format, _)| format.to_string())
 }
 
 /// The plan of one bucket, proven and packed, without an engine.
@@ -94,8 +207,31 @@ pub fn describe_plan(
     bucket: &str,
 ) -> Result<ShownPlan, Failure> {
     let (checkpoint, _text) = open(files)?;
-    let _ = (settings, checkpoint.weight_bytes(), bucket);
-    let (text, json) = (String::new(), serde_json::Value::Null);
-    let _ = ShownPlan { text, json };
-    Err(Failure::new(Exit::Unexpected, "this build has no plans yet"))
+    let model = Model::new(Arc::new(checkpoint)).map_err(bad_model)?;
+    let knobs = knobs(settings);
+    let shape = lockstep_engine::plan_shape(&knobs, &model, &CpuBackend).map_err(start_failure)?;
+    let keys = lockstep_engine::ladder(&knobs);
+    let found = keys.iter().find(|(key, _)| key.to_string() == bucket);
+    let Some(&key) = found else {
+        let names: Vec<String> = keys.iter().map(|(key, _)| key.to_string()).collect();
+        let what = format!("there is no bucket {bucket}; there are {}", names.join(", "));
+        return Err(Failure::new(Exit::Usage, what));
+    };
+    let proven = lockstep_engine::prove_all(&model, &CpuBackend, &shape, &[key]);
+    let proven = proven.map_err(start_failure)?.remove(0).proven;
+    let (plan, report) = (proven.plan(), proven.packing().report());
+    let json = serde_json::json!({
+        "bucket": plan.bucket.to_string(),
+        "digest": proven.digest().to_string(),
+        "ops": plan.ops.len(),
+        "lanes": plan.lanes,
+        "edges": plan.edges.len(),
+        "arena_bytes": proven.packing().arena_bytes(),
+        "transient_bytes": report.transient_bytes,
+        "no_reuse_bytes": report.no_reuse_bytes,
+        "single_lane_bytes": report.single_lane_bytes,
+        "saved_bytes": report.saved_bytes(),
+        "overlap_bytes": report.overlap_bytes(),
+    });
+    Ok(ShownPlan { text: format!("{json:#}\n"), json })
 }

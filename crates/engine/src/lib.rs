@@ -1,1 +1,28 @@
-//! Generations, input writing, the step loop, sampling, the audit.
+//! The step loop: tickets become batches, batches fill the inputs of a proven plan, the plan is
+//! replayed with sampling last, tokens come back.
+//!
+//! One thread owns device, scheduler and pool; everybody else has a [`Handle`]. A step is
+//! `plan -> lease -> fill inputs -> replay -> collect -> complete -> events`
+//! ([`core`](self) is that sentence as code). Nothing on that path allocates on this room's side.
+//!
+//! Absent: HTTP, files, text, and any second path from a batch to tokens.
+#![forbid(unsafe_code)]
+
+mod active;
+mod clock;
+mod core;
+mod engine;
+mod error;
+mod generation;
+mod handle;
+mod inputs;
+mod knobs;
+mod publish;
+mod status;
+
+pub use clock::RealClock;
+pub use engine::{EngineParts, Started, plan_shape, start};
+pub use error::EngineError;
+pub use generation::{Bucket, Generation, Io, ProvenBucket, capture_all, ladder, prove_all};
+pub use handle::Handle;
+pub use knobs::Knobs;

@@ -168,6 +168,14 @@ pub const KNOBS: &[Knob] = &[
         "Lanes a plan may use; 1 serialises everything (overlap off), same bits."
     ),
     knob!(
+        "decode.eager",
+        "eager",
+        Flag,
+        "false",
+        Nothing,
+        "Run every step op by op instead of as a captured replay; slower, same bits."
+    ),
+    knob!(
         "sched.max-running-requests",
         "max-running-requests",
         Count { min: 1, max: 4096 },

@@ -29,3 +29,29 @@ pub trait Engine: Send + Sync + 'static {
     /// returns when it has ended. Idempotent.
     fn shutdown(&self);
 }
+
+impl Engine for lockstep_engine::Handle {
+    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, Refusal> {
+        self.submit(request, sink)
+    }
+
+    fn cancel(&self, id: RequestId) {
+        self.cancel(id);
+    }
+
+    fn status(&self) -> EngineStatus {
+        self.status()
+    }
+
+    fn now(&self) -> Micros {
+        self.now()
+    }
+
+    fn drain(&self) {
+        self.drain();
+    }
+
+    fn shutdown(&self) {
+        self.shutdown();
+    }
+}

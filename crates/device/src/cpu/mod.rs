@@ -1,15 +1,25 @@
 //! The CPU device's kernels: one scalar definition each, reproduced by every instruction set.
 
 pub mod attention;
+mod backend;
+mod call;
+mod device;
 pub mod embed;
 pub mod gemm;
 pub mod isa;
 pub mod kv;
 pub mod lanes;
 pub mod math;
+mod memory;
 pub mod norm;
 pub mod pool;
 pub mod quant;
+mod resolve;
 pub mod rope;
+mod rows;
 pub mod sample;
+mod slab;
 pub mod tile;
+
+pub use backend::CpuBackend;
+pub use device::CpuDevice;

@@ -1,10 +1,11 @@
 //! What the host writes for a logit row, and what it reads back.
 
+use bytemuck::{Pod, Zeroable};
 use lockstep_flow::SamplingParams;
 use lockstep_flow::limits::{LOGIT_BIAS_MAX, TOP_LOGPROBS_MAX};
 
 /// How to choose one row's token.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct SampleParams {
     /// 0 is greedy.
@@ -103,7 +104,7 @@ impl SampleParams {
 }
 
 /// Added to one token's logit.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BiasEntry {
     /// Token id; one past the vocabulary is ignored.
@@ -149,7 +150,7 @@ impl SampleStatus {
 }
 
 /// One row's outcome.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct SampleResult {
     /// The token; 0 where the status is not `Ok`.
@@ -167,6 +168,17 @@ pub struct SampleResult {
 }
 
 impl SampleResult {
+    /// What went wrong with the row, in words, where anything did.
+    pub fn fault(&self) -> Option<&'static str> {
+        match SampleStatus::from_word(self.status) {
+            Some(SampleStatus::Ok) => None,
+            Some(SampleStatus::NotFinite) => Some("a logit is NaN or infinite"),
+            Some(SampleStatus::NothingAllowed) => Some("grammar and logit bias allow no token"),
+            Some(SampleStatus::BadTarget) => Some("a reported token is outside the vocabulary"),
+            None => Some("a sampling result holds a status that no kernel writes"),
+        }
+    }
+
     pub(super) fn of(token: u32, status: SampleStatus) -> SampleResult {
         SampleResult {
             token,

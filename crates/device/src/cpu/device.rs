@@ -1,0 +1,467 @@
+//! The CPU device: captures a proven plan as resolved calls and replays them on pinned threads.
+
+use super::backend::CpuBackend;
+use super::call::{Call, Live};
+use super::isa::Isa;
+use super::memory::{Memory, WeightLayout};
+use super::pool::{Pool, Program};
+use super::resolve::{Addresses, resolve};
+use super::slab::Slab;
+use super::tile::{PackedMatrix, repack_tiles};
+use crate::manifest::{Bound, Manifest};
+use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId};
+use lockstep_flow::Lease;
+use lockstep_plan::{
+    Backend, BufferId, BufferKind, LIVE_COUNTS, OpId, Proven, StepPlan, WeightData,
+};
+use std::sync::Arc;
+
+/// Where an executable stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Captured,
+    Sealed,
+}
+
+/// A captured plan.
+struct Exec {
+    proven: Arc<Proven>,
+    arena: ArenaId,
+    addresses: Addresses,
+    /// Device ops in program order, resolved.
+    calls: Vec<(OpId, Call)>,
+    live_counts: Option<BufferId>,
+    manifest: Manifest,
+    stage: Stage,
+}
+
+/// The CPU as a device.
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Pool,
+    memory: Memory,
+    arenas: Vec<Option<Slab>>,
+    execs: Vec<Option<Exec>>,
+    failed: Option<DeviceError>,
+}
+
+/// Calls that one pool walk runs, in order.
+struct Walk<'a> {
+    calls: &'a [(OpId, Call)],
+    live: Live,
+}
+
+impl Program for Walk<'_> {
+    fn ops(&self) -> u32 {
+        self.calls.len() as u32
+    }
+
+    fn tasks(&self, op: u32) -> u32 {
+        self.calls[op as usize].1.tasks()
+    }
+
+    unsafe fn run(&self, op: u32, task: u32, thread: u32) {
+        // SAFETY: addresses were resolved from a plan whose proof orders all accesses, the lease
+        // vouches for table entries, and the pool keeps ops in order.
+        unsafe { self.calls[op as usize].1.run(task, thread, &self.live) }
+    }
+}
+
+impl CpuDevice {
+    /// A device of `threads` threads (0: one a core) on the instruction set named `isa`
+    /// (`auto` takes the best).
+    ///
+    /// # Errors
+    /// The CPU lacks that instruction set, or a thread could not be started.
+    pub fn new(threads: u32, isa: &str) -> Result<CpuDevice, DeviceError> {
+        let isa = Isa::choose(isa).map_err(DeviceError::Isa)?;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let threads = if threads == 0 { cores } else { threads };
+        let pool = Pool::new(threads, threads <= cores).map_err(DeviceError::Threads)?;
+        Ok(CpuDevice {
+            isa,
+            pool,
+            memory: Memory::default(),
+            arenas: Vec::new(),
+            execs: Vec::new(),
+            failed: None,
+        })
+    }
+
+    /// The instruction set that kernels run on.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Compute threads.
+    pub fn threads(&self) -> u32 {
+        self.pool.threads()
+    }
+
+    fn exec(&self, exec: ExecId) -> &Exec {
+        let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
+        found.expect("an executable id comes from capture and is used until release")
+    }
+
+    /// Checks that `exec` may run a step under `lease`, and reads the live counts.
+    fn admit(&self, exec: ExecId, lease: &dyn Lease) -> Result<Live, DeviceError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let exec = self.exec(exec);
+        if exec.stage != Stage::Sealed {
+            return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
+        }
+        let bucket = exec.proven.plan().bucket;
+        if lease.bucket() != bucket {
+            return Err(DeviceError::WrongLease {
+                exec: bucket.to_string(),
+                lease: lease.bucket().to_string(),
+            });
+        }
+        let full = Live { t: bucket.tokens, s: bucket.seqs, r: bucket.logit_rows };
+        let Some(id) = exec.live_counts else { return Ok(full) };
+        let bytes = self.arena_bytes(exec, id);
+        let word = |i: usize| {
+            let b = [bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]];
+            u32::from_le_bytes(b)
+        };
+        Ok(Live { t: word(0).min(full.t), s: word(1).min(full.s), r: word(2).min(full.r) })
+    }
+
+    fn arena_bytes(&self, exec: &Exec, id: BufferId) -> &[u8] {
+        let len = exec.proven.plan().buffer(id).bytes as usize;
+        // SAFETY: the address and length lie inside a live arena or memory slab (checked at
+        // capture); no step runs while `self` is borrowed.
+        unsafe { core::slice::from_raw_parts(exec.addresses.at(id), len) }
+    }
+
+    fn walk(
+        &mut self,
+        calls: &[(OpId, Call)],
+        live: Live,
+        plan: &StepPlan,
+    ) -> Result<(), DeviceError> {
+        self.pool.execute(&Walk { calls, live }).map_err(|e| {
+            let op = e.op().and_then(|i| calls.get(i as usize));
+            let op = op.map_or_else(|| "?".into(), |(id, _)| plan.op(*id).name.clone());
+            let failed = DeviceError::Failed { op, what: e.to_string() };
+            self.failed = Some(failed.clone());
+            failed
+        })
+    }
+
+    /// Runs ops one by one, each resolved anew from the plan: the eager twin shares no captured
+    /// address with a replay.
+    fn run_ops(
+        &mut self,
+        id: ExecId,
+        live: Live,
+        order: impl Iterator<Item = OpId>,
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        let exec = self.exec(id);
+        let proven = exec.proven.clone();
+        let base = self.arena_base(exec.arena);
+        let addresses = Addresses::new(&proven, base, &self.memory)?;
+        for op in order {
+            if let Some(byte) = poison {
+                self.poison(&proven, &addresses, op, byte);
+            }
+            if let Some(call) = resolve(&proven, op, &addresses, &self.memory, self.isa)? {
+                self.walk(&[(op, call)], live, proven.plan())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills transients that `op` is the first to write, so that a read of something that this
+    /// step has not written shows.
+    fn poison(&self, proven: &Proven, addresses: &Addresses, op: OpId, byte: u8) {
+        let plan = proven.plan();
+        for access in &plan.op(op).writes {
+            let buffer = access.buffer();
+            let touches = |o: &OpId| {
+                let op = plan.op(*o);
+                op.reads.iter().chain(&op.writes).any(|a| a.buffer() == buffer)
+            };
+            let first = plan.op_ids().find(touches);
+            if plan.buffer(buffer).kind == BufferKind::Transient && first == Some(op) {
+                let len = plan.buffer(buffer).bytes as usize;
+                // SAFETY: a transient's bytes belong to the arena, and no kernel runs meanwhile.
+                unsafe { core::ptr::write_bytes(addresses.at(buffer), byte, len) };
+            }
+        }
+    }
+
+    fn arena_base(&self, arena: ArenaId) -> *mut u8 {
+        let slab = self.arenas.get(arena.0 as usize).and_then(Option::as_ref);
+        slab.expect("an arena id comes from `arena` and is used until `free_arena`").base()
+    }
+
+    fn pack_matrix(
+        &mut self,
+        name: &str,
+        desc: PackedMatrix,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let layout = WeightLayout::Packed(desc);
+        let weight = self.memory.add_weight(name, desc.bytes(), layout)?;
+        let job = PackJob { desc, src: bytes, dst: weight.address };
+        self.pool.execute(&job).map_err(|e| DeviceError::Failed {
+            op: format!("packing of {name}"),
+            what: e.to_string(),
+        })
+    }
+}
+
+/// Repacks a matrix, some tiles a task.
+struct PackJob<'a> {
+    desc: PackedMatrix,
+    src: &'a [u8],
+    dst: *mut u8,
+}
+
+// SAFETY: tasks write disjoint tiles of `dst`, which outlives the walk.
+unsafe impl Sync for PackJob<'_> {}
+
+/// Tiles that one packing task takes.
+const PACK_TILES: usize = 16;
+
+impl Program for PackJob<'_> {
+    fn ops(&self) -> u32 {
+        1
+    }
+
+    fn tasks(&self, _op: u32) -> u32 {
+        self.desc.tiles().div_ceil(PACK_TILES) as u32
+    }
+
+    unsafe fn run(&self, _op: u32, task: u32, _thread: u32) {
+        let first = task as usize * PACK_TILES;
+        let tiles = first..(first + PACK_TILES).min(self.desc.tiles());
+        let len = tiles.len() * self.desc.tile_bytes();
+        // SAFETY: the tiles lie inside the weight's bytes and belong to this task alone.
+        let dst = unsafe {
+            core::slice::from_raw_parts_mut(self.dst.add(first * self.desc.tile_bytes()), len)
+        };
+        repack_tiles(&self.desc, self.src, tiles, dst).expect("sizes were checked by load_weight");
+    }
+}
+
+impl Device for CpuDevice {
+    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
+        Arc::new(CpuBackend)
+    }
+
+    fn enter_step_thread(&mut self) {
+        self.pool.pin_caller();
+    }
+
+    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
+        match data {
+            WeightData::Matrix { format, n, k, bytes } => {
+                let desc = CpuBackend::packed(format, n, k)?;
+                let expected = format.bytes_for(u64::from(n) * u64::from(k));
+                if expected.ok() != Some(bytes.len() as u64) {
+                    return Err(DeviceError::Binding {
+                        buffer: name.into(),
+                        found: format!("{} bytes", bytes.len()),
+                        expected: format!("{n} rows of {k} {format} elements"),
+                    });
+                }
+                self.pack_matrix(name, desc, bytes)
+            }
+            WeightData::F32(values) => {
+                let layout = WeightLayout::F32 { len: values.len() };
+                let weight = self.memory.add_weight(name, values.len() * 4, layout)?;
+                // SAFETY: the new weight has room for the values and nobody else knows it yet.
+                unsafe {
+                    let dst = weight.address.cast::<f32>();
+                    core::ptr::copy_nonoverlapping(values.as_ptr(), dst, values.len());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
+        self.memory.add_state(name, bytes)
+    }
+
+    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
+        let slab = Slab::new(bytes as usize, "an arena")?;
+        self.arenas.push(Some(slab));
+        Ok(ArenaId(self.arenas.len() as u32 - 1))
+    }
+
+    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
+        if self.execs.iter().flatten().any(|e| e.arena == arena) {
+            return Err(DeviceError::State {
+                asked: "to free an arena",
+                state: "still running executables in it",
+            });
+        }
+        self.arenas[arena.0 as usize] = None;
+        Ok(())
+    }
+
+    fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+        let plan = proven.plan();
+        let base = self.arena_base(arena);
+        let needed = proven.packing().arena_bytes();
+        let found = self.arenas[arena.0 as usize].as_ref().map_or(0, Slab::len) as u64;
+        if needed > found {
+            return Err(DeviceError::Binding {
+                buffer: "arena".into(),
+                found: format!("{found} bytes"),
+                expected: format!("{needed} bytes"),
+            });
+        }
+        let addresses = Addresses::new(proven, base, &self.memory)?;
+        let mut calls = Vec::with_capacity(plan.ops.len());
+        for op in plan.op_ids() {
+            if let Some(call) = resolve(proven, op, &addresses, &self.memory, self.isa)? {
+                calls.push((op, call));
+            }
+        }
+        let manifest = manifest(plan, &addresses);
+        let live_counts = plan.find(LIVE_COUNTS);
+        let stage = Stage::Captured;
+        let proven = proven.clone();
+        let exec = Exec { proven, arena, addresses, calls, live_counts, manifest, stage };
+        let free = self.execs.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.execs.len());
+        if at == self.execs.len() {
+            self.execs.push(None);
+        }
+        self.execs[at] = Some(exec);
+        Ok(ExecId(at as u32))
+    }
+
+    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.check_manifest(exec)?;
+        let exec = self.execs[exec.0 as usize].as_mut().expect("checked by check_manifest");
+        exec.stage = Stage::Sealed;
+        Ok(())
+    }
+
+    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.execs[exec.0 as usize] = None;
+        Ok(())
+    }
+
+    fn manifest(&self, exec: ExecId) -> &Manifest {
+        &self.exec(exec).manifest
+    }
+
+    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
+        let exec = self.exec(exec);
+        let base = self.arena_base(exec.arena);
+        let addresses = Addresses::new(&exec.proven, base, &self.memory)?;
+        let now = manifest(exec.proven.plan(), &addresses);
+        for (was, is) in exec.manifest.bound.iter().zip(&now.bound) {
+            if was != is {
+                return Err(DeviceError::Manifest {
+                    buffer: was.name.clone(),
+                    found: is.describe(),
+                    expected: was.describe(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
+        let [bytes] = self.inputs(exec, [input]);
+        bytes
+    }
+
+    fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
+        self.inputs(exec, inputs)
+    }
+
+    fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
+        let exec = self.exec(exec);
+        assert!(exec.proven.plan().buffer(output).kind == BufferKind::Output, "not an output");
+        self.arena_bytes(exec, output)
+    }
+
+    fn replay(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        let live = self.admit(id, lease)?;
+        let exec = self.execs[id.0 as usize].as_ref().expect("admitted");
+        let result = self.pool.execute(&Walk { calls: &exec.calls, live });
+        result.map_err(|e| self.fail(id, &e))
+    }
+
+    fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        let live = self.admit(exec, lease)?;
+        let ops = self.exec(exec).proven.plan().op_ids();
+        self.run_ops(exec, live, ops, None)
+    }
+
+    fn explore(
+        &mut self,
+        exec: ExecId,
+        lease: &dyn Lease,
+        order: &[OpId],
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        let live = self.admit(exec, lease)?;
+        self.run_ops(exec, live, order.iter().copied(), poison)
+    }
+
+    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
+        let bytes = self.arena_bytes(self.exec(exec), buffer);
+        let offset = offset as usize;
+        out.copy_from_slice(&bytes[offset..offset + out.len()]);
+    }
+
+    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let slab = self.memory.state(name);
+        let slab = slab.ok_or_else(|| DeviceError::Unbound { buffer: name.into() })?;
+        // SAFETY: no step runs while `self` is borrowed.
+        out.copy_from_slice(unsafe { slab.bytes(offset as usize, out.len()) });
+        Ok(())
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        let (weight_bytes, state_bytes) = self.memory.bytes();
+        let arena_bytes = self.arenas.iter().flatten().map(|s| s.len() as u64).sum();
+        DeviceMemory { weight_bytes, state_bytes, arena_bytes }
+    }
+}
+
+impl CpuDevice {
+    fn inputs<const N: usize>(&mut self, exec: ExecId, inputs: [BufferId; N]) -> [&mut [u8]; N] {
+        for (i, a) in inputs.iter().enumerate() {
+            assert!(!inputs[..i].contains(a), "inputs are distinct");
+        }
+        let exec = self.exec(exec);
+        let plan = exec.proven.plan();
+        inputs.map(|id| {
+            let buffer = plan.buffer(id);
+            assert!(matches!(buffer.kind, BufferKind::Input { .. }), "{} is no input", buffer.name);
+            // SAFETY: inputs have arena bytes of their own (the packing shares them with nothing,
+            // as the proof checked), the ids are distinct, and no step runs while `self` is
+            // borrowed.
+            unsafe { core::slice::from_raw_parts_mut(exec.addresses.at(id), buffer.bytes as usize) }
+        })
+    }
+
+    fn fail(&mut self, id: ExecId, e: &super::pool::PoolError) -> DeviceError {
+        let exec = self.exec(id);
+        let op = e.op().and_then(|i| exec.calls.get(i as usize));
+        let op = op.map_or_else(|| "?".into(), |(op, _)| exec.proven.plan().op(*op).name.clone());
+        let failed = DeviceError::Failed { op, what: e.to_string() };
+        self.failed = Some(failed.clone());
+        failed
+    }
+}
+
+/// Describes what every buffer of `plan` is bound to.
+fn manifest(plan: &StepPlan, addresses: &Addresses) -> Manifest {
+    let bound =
+        plan.buffer_ids().map(|id| Bound::new(plan.buffer(id), addresses.at(id) as u64)).collect();
+    Manifest { bound }
+}

@@ -1,0 +1,174 @@
+//! The port: what the engine asks of a device.
+//!
+//! Life of a plan on a device: [`Device::arena`] reserves memory, [`Device::capture`] resolves a
+//! proven plan to addresses and calls, [`Device::seal`] checks the manifest and ends allocation,
+//! and only then [`Device::replay`] and [`Device::eager`] run it, each step with a lease.
+
+use crate::cpu::isa::IsaError;
+use crate::cpu::pool::PoolError;
+use crate::manifest::Manifest;
+use core::fmt;
+use lockstep_flow::Lease;
+use lockstep_plan::{Backend, BufferId, OpId, Proven, Unsupported, WeightData};
+use std::sync::Arc;
+
+/// A captured plan on a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ExecId(pub u32);
+
+/// An arena on a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ArenaId(pub u32);
+
+/// How a step ran.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mode {
+    /// As one captured replay.
+    Captured,
+    /// Op by op at the same padded shape.
+    Eager,
+}
+
+/// What a device refuses or fails at.
+#[derive(Clone, PartialEq, Debug)]
+pub enum DeviceError {
+    /// No kernel for it.
+    Unsupported(Unsupported),
+    /// Memory was asked for and not to be had.
+    OutOfMemory { what: String, bytes: u64 },
+    /// A weight or state buffer was bound twice, or with another size.
+    Binding { buffer: String, found: String, expected: String },
+    /// A plan names a weight or state buffer that was never bound.
+    Unbound { buffer: String },
+    /// Something that only happens before `seal` was asked for after it, or the other way round.
+    State { asked: &'static str, state: &'static str },
+    /// The lease is for another bucket than the executable.
+    WrongLease { exec: String, lease: String },
+    /// The manifest no longer describes what is bound.
+    Manifest { buffer: String, found: String, expected: String },
+    /// A kernel failed; the device takes no further work (failures latch).
+    Failed { op: String, what: String },
+    /// The instruction set that was asked for is not there.
+    Isa(IsaError),
+    /// The compute threads could not be started.
+    Threads(PoolError),
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceError::Unsupported(e) => e.fmt(f),
+            DeviceError::OutOfMemory { what, bytes } => {
+                write!(f, "no memory for {what} ({bytes} bytes)")
+            }
+            DeviceError::Binding { buffer, found, expected } => {
+                write!(f, "buffer {buffer}: found {found}, expected {expected}")
+            }
+            DeviceError::Unbound { buffer } => {
+                write!(f, "the plan binds {buffer}, which was never loaded")
+            }
+            DeviceError::State { asked, state } => {
+                write!(f, "{asked} was asked of a device that is {state}")
+            }
+            DeviceError::WrongLease { exec, lease } => {
+                write!(f, "executable {exec} was given a lease for {lease}")
+            }
+            DeviceError::Manifest { buffer, found, expected } => {
+                write!(f, "manifest: {buffer} is {found}, was captured as {expected}")
+            }
+            DeviceError::Failed { op, what } => write!(f, "op {op} failed: {what}"),
+            DeviceError::Isa(e) => e.fmt(f),
+            DeviceError::Threads(e) => e.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for DeviceError {}
+
+impl From<Unsupported> for DeviceError {
+    fn from(e: Unsupported) -> Self {
+        DeviceError::Unsupported(e)
+    }
+}
+
+/// A device. One thread, the step thread, owns it.
+pub trait Device: Send {
+    /// The side that shapes plans, usable from any thread.
+    fn backend(&self) -> Arc<dyn Backend + Send + Sync>;
+
+    /// Called once on the thread that will run the steps, before the first one.
+    fn enter_step_thread(&mut self) {}
+
+    /// Packs a weight under `name`. Weights are immutable once loaded.
+    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError>;
+
+    /// Binds `bytes` of zeroed state under `name`; a second bind of the same size is the same
+    /// state.
+    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Reserves an arena.
+    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError>;
+
+    /// Gives an arena back. Every executable in it must have been released.
+    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError>;
+
+    /// Resolves a proven plan to addresses and calls in `arena`.
+    fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError>;
+
+    /// Checks the manifest and makes the executable runnable. Nothing is allocated for it after.
+    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError>;
+
+    /// Forgets an executable.
+    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError>;
+
+    /// What the executable is bound to.
+    fn manifest(&self, exec: ExecId) -> &Manifest;
+
+    /// Compares the manifest with what is bound now.
+    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError>;
+
+    /// The bytes of an input, for the host lane to fill before a step.
+    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8];
+
+    /// Several inputs at once; the ids are distinct.
+    fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8];
+
+    /// The bytes of an output, after a step.
+    fn output(&self, exec: ExecId, output: BufferId) -> &[u8];
+
+    /// Runs one step as captured.
+    fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError>;
+
+    /// Runs one step op by op at the same padded shape.
+    fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError>;
+
+    /// Runs one step op by op in another linear extension of the plan's partial order, poisoning
+    /// dead transients where `poison` says so (the explorer).
+    fn explore(
+        &mut self,
+        exec: ExecId,
+        lease: &dyn Lease,
+        order: &[OpId],
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError>;
+
+    /// Copies bytes of any buffer of the plan out as the last step left them (the audit, tests).
+    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]);
+
+    /// Copies bytes of a named state buffer out (the audit).
+    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Bytes held, by what.
+    fn memory(&self) -> DeviceMemory;
+}
+
+/// Bytes that a device holds.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DeviceMemory {
+    /// Packed weights.
+    pub weight_bytes: u64,
+    /// State: KV pages and slots, reserved (touched on use).
+    pub state_bytes: u64,
+    /// Arenas.
+    pub arena_bytes: u64,
+}

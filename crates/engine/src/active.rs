@@ -1,0 +1,68 @@
+//! What the engine keeps of a live request beside the scheduler's entry.
+
+use lockstep_device::sample::SampleResult;
+use lockstep_flow::{
+    Event, EventKind, EventSink, Failure, Request, RequestId, SamplingParams, Token, TokenMask,
+};
+use lockstep_sched::Outcome;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// One live request.
+pub struct Active {
+    /// Its sampling parameters.
+    pub params: SamplingParams,
+    /// Its prompt.
+    pub prompt: Arc<[Token]>,
+    /// Its grammar.
+    pub grammar: Option<Box<dyn TokenMask>>,
+    sink: Box<dyn EventSink>,
+    /// False once the sink said that nobody listens.
+    listening: bool,
+    /// Why it cannot go on, once known.
+    failure: Option<Failure>,
+}
+
+impl Active {
+    /// Takes over a request that the scheduler has admitted.
+    pub fn new(request: Request, sink: Box<dyn EventSink>) -> Active {
+        let Request { params, prompt, grammar, .. } = request;
+        Active { params, prompt, grammar, sink, listening: true, failure: None }
+    }
+
+    /// Tells the client; false once nobody listens.
+    pub fn emit(&mut self, request: RequestId, kind: EventKind) -> bool {
+        self.listening = self.listening && self.sink.emit(Event { request, kind });
+        self.listening
+    }
+
+    /// Notes why the request cannot go on; the first reason stays.
+    pub fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+    }
+
+    /// Why the request cannot go on, if it cannot.
+    pub fn failure(&mut self) -> Option<Failure> {
+        self.failure.take()
+    }
+
+    /// What a sampled row means for this request: its token, moved past by its grammar.
+    pub fn take_sample(&mut self, result: &SampleResult) -> Outcome {
+        if let Some(failure) = self.failure.clone() {
+            return Outcome::Failed(failure);
+        }
+        if let Some(fault) = result.fault() {
+            return Outcome::Failed(Failure::Engine { what: fault.into() });
+        }
+        let token = Token(result.token);
+        let Some(grammar) = &mut self.grammar else { return Outcome::Sampled(token) };
+        match grammar.accept(token) {
+            Err(e) => Outcome::Failed(Failure::Grammar(e)),
+            Ok(()) if grammar.is_complete() => Outcome::SampledLast(token),
+            Ok(()) => Outcome::Sampled(token),
+        }
+    }
+}
+
+/// Live requests by id.
+pub type ActiveMap = HashMap<RequestId, Active>;

@@ -1,0 +1,424 @@
+//! The step loop's state and one turn of it: plan, lease, inputs, replay, outcomes, events.
+
+use crate::active::{Active, ActiveMap};
+use crate::generation::{Bucket, Generation};
+use crate::inputs;
+use crate::publish::Shared;
+use lockstep_device::sample::SampleResult;
+use lockstep_device::{Device, DeviceError, Mode};
+use lockstep_flow::status::EagerReason;
+use lockstep_flow::{
+    Clock, EventKind, EventSink, Failure, Request, RequestId, Token, TokenLogprob,
+};
+use lockstep_pool::{StepLease, StepTables};
+use lockstep_sched::{Batch, Outcome, Scheduler, Update};
+use std::sync::Arc;
+
+/// Counters that the status is filled from.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct StepCounters {
+    /// Steps.
+    pub steps: u64,
+    /// Steps in which every row decoded.
+    pub decode_steps: u64,
+    /// Of those, captured.
+    pub decode_steps_captured: u64,
+    /// Steps with prompt tokens.
+    pub prefill_steps: u64,
+    /// Of those, captured.
+    pub prefill_steps_captured: u64,
+    /// Tokens given to clients or ended with.
+    pub generated_tokens: u64,
+    /// Prompt tokens of admitted requests.
+    pub prompt_tokens: u64,
+    /// Of started ones, cached.
+    pub cached_tokens: u64,
+    /// Steps that the pool refused to sign: its books and the scheduler's disagreed.
+    pub lease_refusals: u64,
+    /// Requests that ended because their client went away or asked to.
+    pub cancelled: u64,
+}
+
+/// What ran through one bucket.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct BucketCounters {
+    /// Captured steps.
+    pub replays: u64,
+    /// Eager steps.
+    pub eager_steps: u64,
+    /// Live token rows.
+    pub live_rows: u64,
+    /// Padded token rows.
+    pub padded_rows: u64,
+}
+
+/// Everything that the step thread owns.
+pub struct Core {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) sched: Scheduler,
+    pub(crate) generation: Generation,
+    pub(crate) bucket_counters: Vec<BucketCounters>,
+    pub(crate) eager_reasons: [u64; EAGER_REASONS.len()],
+    pub(crate) counters: StepCounters,
+    pub(crate) active: ActiveMap,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) shared: Arc<Shared>,
+    /// Every step op by op.
+    pub(crate) eager: bool,
+    vocab: u32,
+    outcomes: Vec<Outcome>,
+    updates: Vec<Update>,
+    /// First logit row of each sequence row of the step.
+    logit_first: Vec<u32>,
+    gone: Vec<RequestId>,
+}
+
+/// Reasons in the order of [`Core::eager_reasons`].
+pub const EAGER_REASONS: [EagerReason; 5] = [
+    EagerReason::AboveGraphMaxBs,
+    EagerReason::PrefillNotCaptured,
+    EagerReason::Quarantined,
+    EagerReason::Audit,
+    EagerReason::Configured,
+];
+
+/// What a turn did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// A step ran.
+    Stepped,
+    /// There was nothing to do.
+    Idle,
+}
+
+impl Core {
+    /// A core over a sealed generation.
+    pub fn new(
+        device: Box<dyn Device>,
+        sched: Scheduler,
+        generation: Generation,
+        shared: Arc<Shared>,
+        clock: Arc<dyn Clock>,
+        eager: bool,
+    ) -> Core {
+        let rows = generation.buckets.iter().map(|b| b.key.seqs).max().unwrap_or(1) as usize;
+        let config = sched.config();
+        let (vocab, live_max) = (config.vocab, shared.live_max as usize);
+        Core {
+            device,
+            bucket_counters: vec![BucketCounters::default(); generation.buckets.len()],
+            generation,
+            eager_reasons: [0; EAGER_REASONS.len()],
+            counters: StepCounters::default(),
+            active: ActiveMap::with_capacity(live_max),
+            clock,
+            eager,
+            vocab,
+            outcomes: Vec::with_capacity(rows),
+            updates: Vec::with_capacity(live_max + 8 * rows),
+            logit_first: Vec::with_capacity(rows + 1),
+            gone: Vec::with_capacity(rows),
+            sched,
+            shared,
+        }
+    }
+
+    /// Takes a request that has a place.
+    pub fn submit(&mut self, request: Request, mut sink: Box<dyn EventSink>) {
+        let id = request.id;
+        match self.sched.submit(&request, self.clock.now()) {
+            Ok(_) => {
+                self.counters.prompt_tokens += request.prompt.len() as u64;
+                self.active.insert(id, Active::new(request, sink));
+            }
+            Err(refusal) => {
+                // The handle checks the same limits before it sends a request here, so this is
+                // the engine closing in between: the ticket is out, so it ends with an event.
+                let what = refusal.to_string();
+                let usage = lockstep_flow::Usage::default();
+                let failure = Failure::Engine { what };
+                let kind = EventKind::Failed { failure, usage };
+                sink.emit(lockstep_flow::Event { request: id, kind });
+                self.shared.leave();
+            }
+        }
+    }
+
+    /// Ends a request with `failure`.
+    pub fn abort(&mut self, id: RequestId, failure: Failure) {
+        self.sched.abort(id, failure);
+        self.deliver(None);
+    }
+
+    /// Ends every request with `failure`.
+    pub fn abort_all(&mut self, failure: &Failure) {
+        self.sched.abort_all(failure);
+        self.deliver(None);
+    }
+
+    /// One turn: at most one step.
+    ///
+    /// # Errors
+    /// The device has failed; every live request has been told.
+    pub fn turn(&mut self) -> Result<Turn, DeviceError> {
+        let now = self.clock.now();
+        let planned = self.sched.plan(now).is_some();
+        self.deliver(None);
+        if !planned {
+            return Ok(Turn::Idle);
+        }
+        let at = self.bucket_of_step();
+        let lease = match self.lease(at) {
+            Ok(lease) => lease,
+            Err(_) => {
+                // The scheduler has failed the step's requests with the pool's words.
+                self.counters.lease_refusals += 1;
+                self.deliver(None);
+                return Ok(Turn::Stepped);
+            }
+        };
+        self.fill(at);
+        let result = self.run(at, &lease);
+        match result {
+            Ok(()) => {
+                self.collect(at);
+                let now = self.clock.now();
+                self.sched
+                    .complete(lease, &self.outcomes, now)
+                    .expect("the step just leased is the oldest in flight");
+                self.deliver(Some(at));
+                Ok(Turn::Stepped)
+            }
+            Err(e) => {
+                let what = e.to_string();
+                self.shared.close(&what);
+                let now = self.clock.now();
+                self.sched
+                    .fail_step(lease, &what, now)
+                    .expect("the step just leased is the oldest in flight");
+                self.abort_all(&Failure::Engine { what });
+                Err(e)
+            }
+        }
+    }
+
+    fn step(&self) -> &Batch {
+        self.sched.oldest_step().expect("a step is in flight")
+    }
+
+    fn bucket_of_step(&self) -> usize {
+        let key = self.step().bucket;
+        let found = self.generation.buckets.iter().position(|b| b.key == key);
+        found.expect("the scheduler's ladder is the generation's bucket list")
+    }
+
+    /// Has the pool fill the step's tables and sign for them.
+    fn lease(&mut self, at: usize) -> Result<StepLease, lockstep_sched::SchedError> {
+        let Bucket { exec, io, .. } = self.generation.buckets[at];
+        let tables = [
+            io.block_table,
+            io.write_slots,
+            io.positions,
+            io.token_seq,
+            io.seq_slots,
+            io.logit_rows,
+            io.logit_slots,
+            io.token_source,
+        ];
+        let [blocks, write, positions, seqs, slots, rows, logit_slots, source] =
+            self.device.inputs_mut(exec, tables).map(bytemuck::cast_slice_mut::<u8, u32>);
+        let mut tables = StepTables {
+            block_tables: blocks,
+            write_slots: write,
+            positions,
+            seq_of_token: seqs,
+            slots,
+            logit_tokens: rows,
+            logit_slots,
+            first_tokens: None,
+            token_counts: None,
+            kv_lens: None,
+        };
+        let lease = self.sched.lease(&mut tables)?;
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        inputs::token_sources(&self.sched, batch, source);
+        Ok(lease)
+    }
+
+    /// Writes what the tables do not have: live counts and what sampling reads.
+    fn fill(&mut self, at: usize) {
+        let Bucket { exec, io, .. } = self.generation.buckets[at];
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        let live = bytemuck::cast_slice_mut::<u8, u32>(self.device.input_mut(exec, io.live_counts));
+        live.copy_from_slice(&[batch.live.tokens, batch.live.seqs, batch.live.logit_rows]);
+        self.logit_first.clear();
+        let mut logit = 0;
+        for row in &batch.rows {
+            self.logit_first.push(logit);
+            let rows = row.plan.logit_rows();
+            if let (true, Some(active)) = (rows > 0, self.active.get_mut(&row.plan.request)) {
+                let to = inputs::SamplingRows { exec, io: &io, first: logit, vocab: self.vocab };
+                if !to.write(self.device.as_mut(), row, active) {
+                    self.gone.push(row.plan.request);
+                }
+            }
+            logit += rows;
+        }
+    }
+
+    fn run(&mut self, at: usize, lease: &StepLease) -> Result<(), DeviceError> {
+        let bucket = &self.generation.buckets[at];
+        let (exec, key, mode) = (bucket.exec, bucket.key, bucket.mode);
+        let reason = match (self.eager, mode) {
+            (true, _) => Some(EagerReason::Configured),
+            (false, Mode::Eager) => Some(EagerReason::AboveGraphMaxBs),
+            (false, Mode::Captured) => None,
+        };
+        match reason {
+            None => self.device.replay(exec, lease)?,
+            Some(_) => self.device.eager(exec, lease)?,
+        }
+        self.count(at, key.tokens, reason);
+        Ok(())
+    }
+
+    fn count(&mut self, at: usize, tokens: u32, reason: Option<EagerReason>) {
+        let batch = self.step();
+        let decode = batch.decode_rows as usize == batch.rows.len();
+        let live = batch.live.tokens;
+        let c = &mut self.counters;
+        let captured = u64::from(reason.is_none());
+        c.steps += 1;
+        let (steps, of_those) = if decode {
+            (&mut c.decode_steps, &mut c.decode_steps_captured)
+        } else {
+            (&mut c.prefill_steps, &mut c.prefill_steps_captured)
+        };
+        *steps += 1;
+        *of_those += captured;
+        let b = &mut self.bucket_counters[at];
+        b.replays += captured;
+        b.eager_steps += 1 - captured;
+        b.live_rows += u64::from(live);
+        b.padded_rows += u64::from(tokens - live);
+        if let Some(i) = reason.and_then(|r| EAGER_REASONS.iter().position(|x| *x == r)) {
+            self.eager_reasons[i] += 1;
+        }
+    }
+
+    /// Reads the sampled tokens and moves grammars past them.
+    fn collect(&mut self, at: usize) {
+        let Bucket { exec, io, .. } = self.generation.buckets[at];
+        let results = inputs::results(self.device.output(exec, io.results));
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        self.outcomes.clear();
+        for (row, &first) in batch.rows.iter().zip(&self.logit_first) {
+            let outcome = match (row.plan.samples, self.active.get_mut(&row.plan.request)) {
+                (true, Some(active)) if self.sched.is_live(row) => {
+                    let last = first + row.plan.logit_rows() - 1;
+                    active.take_sample(&results[last as usize])
+                }
+                _ => Outcome::Computed,
+            };
+            self.outcomes.push(outcome);
+        }
+    }
+
+    /// Turns the scheduler's updates into events. `at` is the bucket of the step whose results the
+    /// updates speak of.
+    fn deliver(&mut self, at: Option<usize>) {
+        let mut updates = core::mem::take(&mut self.updates);
+        loop {
+            updates.extend(self.sched.drain_updates());
+            for update in updates.drain(..) {
+                self.deliver_one(update, at);
+            }
+            // Clients that went away end within this turn; their pages are free after the step.
+            let Some(gone) = self.gone.pop() else { break };
+            let failure = self.active.get_mut(&gone).and_then(Active::failure);
+            self.sched.abort(gone, failure.unwrap_or(Failure::Cancelled));
+        }
+        self.updates = updates;
+    }
+
+    fn deliver_one(&mut self, update: Update, at: Option<usize>) {
+        let request = update.request();
+        let kind = match update {
+            Update::Preempted { .. } => return,
+            Update::Started { cached_tokens, .. } => {
+                self.counters.cached_tokens += u64::from(cached_tokens);
+                EventKind::Started { cached_tokens }
+            }
+            Update::PromptLogits { logit_row, from, rows, .. } => {
+                let at = at.expect("prompt logits come from a completed step");
+                match self.prompt_entries(request, at, logit_row.index(), from, rows) {
+                    Some(entries) => EventKind::Prompt { from: from + 1, entries },
+                    None => return,
+                }
+            }
+            Update::Token { logit_row, token, index, .. } => {
+                self.counters.generated_tokens += 1;
+                let at = at.expect("a token comes from a completed step");
+                let logprob = self.logprob(request, at, logit_row.index(), token);
+                EventKind::Token { token, index, logprob }
+            }
+            Update::Finished { reason, usage, .. } => EventKind::Finished { reason, usage },
+            Update::Failed { failure, usage, .. } => {
+                self.counters.cancelled += u64::from(failure == Failure::Cancelled);
+                EventKind::Failed { failure, usage }
+            }
+        };
+        let last = kind.is_final();
+        let Some(active) = self.active.get_mut(&request) else { return };
+        if !active.emit(request, kind) && !last {
+            self.gone.push(request);
+        }
+        if last {
+            self.active.remove(&request);
+            self.shared.leave();
+        }
+    }
+
+    /// Log-probability of the token that logit row `row` sampled, where it was asked for.
+    fn logprob(
+        &self,
+        request: RequestId,
+        at: usize,
+        row: usize,
+        token: Token,
+    ) -> Option<TokenLogprob> {
+        let wanted = self.active.get(&request)?.params.logprobs?;
+        let Bucket { exec, io, .. } = self.generation.buckets[at];
+        let results = inputs::results(self.device.output(exec, io.results));
+        Some(entry(&results[row], token, wanted))
+    }
+
+    fn prompt_entries(
+        &self,
+        request: RequestId,
+        at: usize,
+        row: usize,
+        from: u32,
+        rows: u32,
+    ) -> Option<Vec<TokenLogprob>> {
+        let active = self.active.get(&request)?;
+        let wanted = active.params.logprobs.unwrap_or(0);
+        let Bucket { exec, io, .. } = self.generation.buckets[at];
+        let results = inputs::results(self.device.output(exec, io.results));
+        let targets = active.prompt.get(from as usize + 1..)?;
+        let entries = targets.iter().take(rows as usize).enumerate();
+        Some(entries.map(|(i, &token)| entry(&results[row + i], token, wanted)).collect())
+    }
+
+    /// Is there nothing live?
+    pub fn is_idle(&self) -> bool {
+        self.sched.is_idle()
+    }
+}
+
+/// A result row as a client sees it.
+fn entry(result: &SampleResult, token: Token, wanted: u32) -> TokenLogprob {
+    let top =
+        (0..wanted as usize).map(|i| (Token(result.top_ids[i]), result.top_logprobs[i])).collect();
+    TokenLogprob { token, logprob: result.logprob, top }
+}

@@ -1,0 +1,264 @@
+//! Putting an engine together, and the step thread.
+
+use crate::core::{Core, Turn};
+use crate::generation::{Generation, capture_all, ladder, prove_all};
+use crate::handle::{Command, Handle};
+use crate::publish::Shared;
+use crate::status;
+use crate::{EngineError, Knobs, RealClock};
+use lockstep_device::Device;
+use lockstep_flow::limits::PAGE_TOKENS;
+use lockstep_flow::status::{DeviceFacts, ModelFacts};
+use lockstep_flow::{Clock, Failure, Token};
+use lockstep_model::{Model, PlanShape, SubPool};
+use lockstep_plan::{Backend, KvDtype};
+use lockstep_pool::{Pool, PoolConfig};
+use lockstep_sched::{Ladder, SchedConfig, Scheduler};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
+
+/// What an engine is started with.
+pub struct EngineParts<'a> {
+    /// The device.
+    pub device: Box<dyn Device>,
+    /// The model.
+    pub model: Model,
+    /// Tokens that end a text, beside those that the model's files name.
+    pub eos: &'a [Token],
+    /// The knobs.
+    pub knobs: Knobs,
+    /// Facts for the status that the engine does not know itself.
+    pub model_facts: ModelFacts,
+    /// Facts about the device.
+    pub device_facts: DeviceFacts,
+    /// Told after each weight: how many of how many bytes have been loaded.
+    pub progress: &'a mut dyn FnMut(u64, u64),
+}
+
+/// Sizes that were chosen at start, for people.
+#[derive(Clone, Debug)]
+pub struct Started {
+    /// The handle.
+    pub handle: Handle,
+    /// Tokens that the pool holds.
+    pub capacity_tokens: u64,
+    /// Bytes of one page of the pool.
+    pub page_bytes: u64,
+    /// Longest sequence.
+    pub context_tokens: u32,
+    /// Element type of KV rows.
+    pub kv_dtype: KvDtype,
+}
+
+/// Loads the weights, proves and captures the plans, and starts the step thread.
+///
+/// # Errors
+/// What does not fit, is not supported or is refused by the prover.
+pub fn start(parts: EngineParts<'_>) -> Result<Started, EngineError> {
+    let EngineParts { mut device, model, knobs, eos, .. } = parts;
+    let backend = device.backend();
+    let shape = plan_shape(&knobs, &model, backend.as_ref())?;
+    let sub_pools = model.sub_pools(backend.as_ref(), &shape)?;
+    let page_bytes: u64 = sub_pools.iter().map(SubPool::page_bytes).sum();
+    let keys = ladder(&knobs);
+
+    // Plans need sizes only, so they are proven while the weights are packed.
+    let proven = std::thread::scope(|scope| {
+        let proving = scope.spawn(|| prove_all(&model, backend.as_ref(), &shape, &keys));
+        load_weights(device.as_mut(), &model, &shape, parts.progress)?;
+        proving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    for pool in &sub_pools {
+        for (name, bytes) in &pool.buffers {
+            device.bind_state(name, bytes * u64::from(shape.pages))?;
+        }
+    }
+    for (name, bytes) in model.slot_states() {
+        device.bind_state(&name, bytes * u64::from(shape.slots))?;
+    }
+    let generation = capture_all(device.as_mut(), 1, shape, proven)?;
+    let sched = scheduler(&knobs, &shape, &generation, &model, eos, &sub_pools)?;
+
+    let clock: Arc<dyn Clock> = Arc::new(RealClock::start());
+    let status = status::initial(&parts.model_facts, &parts.device_facts, &knobs, &generation);
+    let live_max = knobs.running_max + knobs.queued_max;
+    let shared = Arc::new(Shared::new(sched.limits(), live_max, status));
+    let mut core = Core::new(device, sched, generation, shared.clone(), clock.clone(), knobs.eager);
+    core.publish();
+    let (sender, commands) = mpsc::channel();
+    let thread = std::thread::Builder::new()
+        .name("step".into())
+        .spawn(move || {
+            core.device.enter_step_thread();
+            step_loop(&mut core, &commands);
+        })
+        .map_err(|e| EngineError::Thread { kind: e.kind() })?;
+    let handle = Handle::new(shared, sender, thread, clock);
+    let capacity_tokens = u64::from(shape.pages - 1) * u64::from(PAGE_TOKENS);
+    let (context_tokens, kv_dtype) = (shape.context_tokens, shape.kv_dtype);
+    Ok(Started { handle, capacity_tokens, page_bytes, context_tokens, kv_dtype })
+}
+
+/// Shapes that follow from knobs and model.
+///
+/// # Errors
+/// A context that the model does not have, or a memory budget that holds no sequence.
+pub fn plan_shape(
+    knobs: &Knobs,
+    model: &Model,
+    backend: &dyn Backend,
+) -> Result<PlanShape, EngineError> {
+    let model_max = model.context_max();
+    let context_tokens = match knobs.context_tokens {
+        0 => model_max,
+        n if n <= model_max => n,
+        n => {
+            return Err(EngineError::Knob {
+                name: "model.context-length",
+                found: n.to_string(),
+                expected: format!("at most the model's own {model_max}"),
+            });
+        }
+    };
+    let auto = || if model.is_f32() { KvDtype::F32 } else { KvDtype::F16 };
+    let shape = PlanShape {
+        pages: 0,
+        slots: knobs.running_max + 1,
+        context_tokens,
+        kv_dtype: knobs.kv_dtype.unwrap_or_else(auto),
+        lanes: knobs.lanes,
+    };
+    let page_bytes = model.sub_pools(backend, &shape)?.iter().map(SubPool::page_bytes).sum();
+    with_pages(shape, knobs, page_bytes)
+}
+
+/// Pages that the budget buys, but no more than every sequence at its longest could use.
+fn with_pages(shape: PlanShape, knobs: &Knobs, page_bytes: u64) -> Result<PlanShape, EngineError> {
+    let useful = u64::from(knobs.running_max) * u64::from(shape.pages_per_seq_max()) + 1;
+    let useful = u32::try_from(useful).unwrap_or(u32::MAX).min(u32::MAX / PAGE_TOKENS);
+    let pages = PoolConfig::pages_for(knobs.kv_bytes, page_bytes, useful);
+    // The reserved page, and two for a sequence.
+    let pages_min = 3;
+    if pages < pages_min {
+        let kv_bytes = knobs.kv_bytes;
+        return Err(EngineError::KvMemory { kv_bytes, page_bytes, pages_min });
+    }
+    Ok(PlanShape { pages, ..shape })
+}
+
+fn load_weights(
+    device: &mut dyn Device,
+    model: &Model,
+    shape: &PlanShape,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), EngineError> {
+    let (mut done, total) = (0, model.checkpoint_bytes());
+    model.load(shape, |name, data, bytes| {
+        device.load_weight(name, data)?;
+        done += bytes;
+        progress(done, total);
+        Ok(())
+    })
+}
+
+fn scheduler(
+    knobs: &Knobs,
+    shape: &PlanShape,
+    generation: &Generation,
+    model: &Model,
+    eos: &[Token],
+    sub_pools: &[SubPool],
+) -> Result<Scheduler, EngineError> {
+    let running = knobs.running_max;
+    let pool = Pool::new(PoolConfig {
+        id: 1,
+        pages: shape.pages,
+        slots: running,
+        pages_per_seq_max: shape.pages_per_seq_max().min(shape.pages - 1),
+        rows_max: running,
+        steps_in_flight_max: 1,
+        sub_pools: sub_pools
+            .iter()
+            .map(|p| lockstep_pool::SubPool {
+                name: p.name.clone(),
+                bytes_per_page: p.page_bytes(),
+            })
+            .collect(),
+        slot_snapshots: false,
+    })?;
+    let keys = generation.buckets.iter().map(|b| b.key).collect();
+    let ladder = Ladder::new(keys, running)?;
+    let mut eos_tokens = [model.eos(), eos].concat();
+    eos_tokens.sort_unstable();
+    eos_tokens.dedup();
+    let config = SchedConfig {
+        running_requests_max: running,
+        queued_requests_max: knobs.queued_max,
+        chunked_prefill_tokens: knobs.chunk_tokens,
+        context_tokens_max: shape.context_tokens,
+        vocab: model.vocab(),
+        eos_tokens,
+        prefix_cache: knobs.prefix_cache,
+        depth: 1,
+        // Rows past the live ones cost nothing on a device that skips them.
+        padding_max_percent: 100,
+    };
+    Ok(Scheduler::new(config, ladder, pool)?)
+}
+
+/// Runs until told to stop or until the device fails.
+fn step_loop(core: &mut Core, commands: &Receiver<Command>) {
+    let mut draining = false;
+    loop {
+        match next_command(core, commands) {
+            Some(Command::Submit(request, sink)) => {
+                core.submit(*request, sink);
+                continue;
+            }
+            Some(Command::Cancel(id)) => {
+                core.abort(id, Failure::Cancelled);
+                continue;
+            }
+            Some(Command::Drain) => draining = true,
+            Some(Command::Shutdown) => {
+                core.abort_all(&Failure::ShuttingDown);
+                core.publish();
+                return;
+            }
+            None => {}
+        }
+        match core.turn() {
+            Ok(Turn::Stepped) => core.publish(),
+            Ok(Turn::Idle) => {}
+            Err(e) => {
+                core.fail(&e.to_string());
+                return;
+            }
+        }
+        if draining {
+            core.publish();
+        }
+    }
+}
+
+/// How often an idle loop looks at deadlines.
+const IDLE_TICK: Duration = Duration::from_millis(20);
+
+/// The next command; waits for one where there is nothing to step.
+fn next_command(core: &mut Core, commands: &Receiver<Command>) -> Option<Command> {
+    match commands.try_recv() {
+        Ok(command) => return Some(command),
+        Err(TryRecvError::Disconnected) => return Some(Command::Shutdown),
+        Err(TryRecvError::Empty) => {}
+    }
+    if !core.is_idle() {
+        return None;
+    }
+    core.publish();
+    match commands.recv_timeout(IDLE_TICK) {
+        Ok(command) => Some(command),
+        Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
+        Err(RecvTimeoutError::Timeout) => None,
+    }
+}

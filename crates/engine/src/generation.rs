@@ -1,0 +1,235 @@
+//! A generation: one complete, immutable set of executables.
+//!
+//! Planned -> Proven -> Prepared -> Captured -> Sealed -> Live; what fails on the way is Rejected
+//! with its reason, and nothing of it serves.
+
+use crate::{EngineError, Knobs};
+use lockstep_device::{ArenaId, Device, ExecId, Mode};
+use lockstep_flow::{BucketKey, decode_ladder};
+use lockstep_model::{Model, PlanShape};
+use lockstep_plan::{
+    Backend, BufferId, InOutBytes, LIVE_COUNTS, Proven, StepPlan, pack_beside, prove,
+};
+use std::sync::Arc;
+
+/// A proven plan of one bucket.
+#[derive(Clone, Debug)]
+pub struct ProvenBucket {
+    /// Its shape.
+    pub key: BucketKey,
+    /// Whether it is to be captured.
+    pub mode: Mode,
+    /// Plan, packing and proof.
+    pub proven: Arc<Proven>,
+}
+
+/// Inputs and outputs of a plan, looked up once.
+#[derive(Clone, Copy, Debug)]
+pub struct Io {
+    /// `[T]`.
+    pub token_source: BufferId,
+    /// `[T]`.
+    pub token_seq: BufferId,
+    /// `[T]`.
+    pub positions: BufferId,
+    /// `[T]`.
+    pub write_slots: BufferId,
+    /// `[S]`.
+    pub seq_slots: BufferId,
+    /// `[S][pages_per_seq_max]`.
+    pub block_table: BufferId,
+    /// `[R]`.
+    pub logit_rows: BufferId,
+    /// `[R]`.
+    pub logit_slots: BufferId,
+    /// `[R]`.
+    pub params: BufferId,
+    /// `[R][ceil(vocab / 32)]`.
+    pub masks: BufferId,
+    /// `[R][LOGIT_BIAS_MAX]`.
+    pub bias: BufferId,
+    /// Three words.
+    pub live_counts: BufferId,
+    /// `[R]`.
+    pub results: BufferId,
+    /// `[R][vocab]`, a transient that stays whole until the next step.
+    pub logits: BufferId,
+}
+
+/// An executable bucket.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    /// Its shape.
+    pub key: BucketKey,
+    /// How its steps run.
+    pub mode: Mode,
+    /// The executable.
+    pub exec: ExecId,
+    /// Where its inputs and outputs are.
+    pub io: Io,
+    /// Plan, packing and proof.
+    pub proven: Arc<Proven>,
+}
+
+/// All buckets of a generation.
+#[derive(Debug)]
+pub struct Generation {
+    /// 1 for the first.
+    pub number: u64,
+    /// Shapes of its plans.
+    pub shape: PlanShape,
+    /// Its arena, shared by all buckets, which never run at the same time.
+    pub arena: ArenaId,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// Buckets: decode ascending, then prefill ascending, then echo.
+    pub buckets: Vec<Bucket>,
+}
+
+/// The bucket keys of a generation, with how each is to run.
+///
+/// Decode runs from 1 to `running_max`, captured up to `graph_max_bs`. Prefill and mixed steps
+/// take T from a short ladder with room for every running sequence; echo buckets have a logit row
+/// for every token.
+pub fn ladder(knobs: &Knobs) -> Vec<(BucketKey, Mode)> {
+    let mut keys = Vec::new();
+    let captured = knobs.graph_max_bs.min(knobs.running_max);
+    let mut decode = decode_ladder(captured);
+    decode.extend(decode_ladder(knobs.running_max).into_iter().filter(|n| *n > captured));
+    for n in decode {
+        let mode = if n <= captured { Mode::Captured } else { Mode::Eager };
+        keys.push((BucketKey::decode(n), mode));
+    }
+    let seqs = knobs.running_max;
+    for tokens in prefill_ladder(knobs.chunk_tokens, seqs) {
+        keys.push((BucketKey { tokens, seqs, logit_rows: seqs }, Mode::Captured));
+    }
+    let echo = ECHO_TOKENS.min(knobs.chunk_tokens);
+    keys.push((BucketKey { tokens: echo + seqs, seqs, logit_rows: echo + seqs }, Mode::Captured));
+    keys
+}
+
+/// Prompt tokens of a step that reports the prompt's log-probabilities: logits of every token
+/// cost `vocab * 4` bytes each.
+pub const ECHO_TOKENS: u32 = 64;
+
+/// Token slots of prefill and mixed steps: the chunk, halves of it, and room for `seqs` decode
+/// rows beside each.
+fn prefill_ladder(chunk: u32, seqs: u32) -> Vec<u32> {
+    let mut ladder = vec![chunk + seqs];
+    let mut t = chunk;
+    while t > 64 {
+        t /= 4;
+        ladder.push(t + seqs);
+    }
+    ladder.reverse();
+    ladder.dedup();
+    ladder
+}
+
+/// Builds, packs and proves the plans of all buckets. Needs sizes only, no device memory.
+pub fn prove_all(
+    model: &Model,
+    backend: &dyn Backend,
+    shape: &PlanShape,
+    keys: &[(BucketKey, Mode)],
+) -> Result<Vec<ProvenBucket>, EngineError> {
+    let plan = |&(key, mode)| Ok((mode, model.plan(backend, shape, key)?));
+    let plans = keys.iter().map(plan).collect::<Result<Vec<_>, EngineError>>()?;
+    let io = plans.iter().map(|(_, plan)| InOutBytes::of(plan));
+    let room = io.fold(InOutBytes::default(), InOutBytes::join);
+    plans
+        .into_iter()
+        .map(|(mode, plan)| {
+            let key = plan.bucket;
+            let packing = pack_beside(&plan, room);
+            let proven = prove(plan, packing)
+                .map_err(|hazards| EngineError::Refused { bucket: key, hazards })?;
+            Ok(ProvenBucket { key, mode, proven: Arc::new(proven) })
+        })
+        .collect()
+}
+
+/// Puts proven buckets on the device: arena, capture (largest first), seal.
+pub fn capture_all(
+    device: &mut dyn Device,
+    number: u64,
+    shape: PlanShape,
+    proven: Vec<ProvenBucket>,
+) -> Result<Generation, EngineError> {
+    let arena_bytes = proven.iter().map(|b| b.proven.packing().arena_bytes()).max().unwrap_or(0);
+    let arena = device.arena(arena_bytes)?;
+    let mut order: Vec<usize> = (0..proven.len()).collect();
+    order.sort_by_key(|&i| core::cmp::Reverse(proven[i].proven.packing().arena_bytes()));
+    let mut execs = vec![None; proven.len()];
+    for i in order {
+        let exec = device.capture(&proven[i].proven, arena)?;
+        device.seal(exec)?;
+        execs[i] = Some(exec);
+    }
+    let buckets = proven
+        .into_iter()
+        .zip(execs)
+        .map(|(b, exec)| {
+            let exec = exec.expect("every bucket was captured above");
+            let io = Io::of(b.proven.plan());
+            Bucket { key: b.key, mode: b.mode, exec, io, proven: b.proven }
+        })
+        .collect();
+    Ok(Generation { number, shape, arena, arena_bytes, buckets })
+}
+
+impl Io {
+    /// Looks every name up.
+    fn of(plan: &StepPlan) -> Io {
+        let find = |name: &str| {
+            plan.find(name).unwrap_or_else(|| panic!("every plan has the buffer {name}"))
+        };
+        Io {
+            token_source: find("token_source"),
+            token_seq: find("token_seq"),
+            positions: find("positions"),
+            write_slots: find("write_slots"),
+            seq_slots: find("seq_slots"),
+            block_table: find("block_table"),
+            logit_rows: find("logit_rows"),
+            logit_slots: find("logit_slots"),
+            params: find("sample_params"),
+            masks: find("masks"),
+            bias: find("logit_bias"),
+            live_counts: find(LIVE_COUNTS),
+            results: find("results"),
+            logits: find("logits"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn knobs(graph_max_bs: u32, running_max: u32) -> Knobs {
+        Knobs { graph_max_bs, running_max, ..Knobs::default() }
+    }
+
+    #[test]
+    fn the_ladder_of_32_captures_8_buckets_and_runs_to_the_running_limit() {
+        let keys = ladder(&knobs(32, 256));
+        let decode: Vec<_> = keys.iter().filter(|(k, _)| k.is_decode()).collect();
+        let captured: Vec<u32> =
+            decode.iter().filter(|(_, m)| *m == Mode::Captured).map(|(k, _)| k.seqs).collect();
+        assert_eq!(captured, [1, 2, 4, 8, 12, 16, 24, 32]);
+        assert_eq!(decode.last().unwrap().0.seqs, 256);
+    }
+
+    #[test]
+    fn every_mixed_step_has_a_bucket() {
+        for running in [1, 3, 16, 256] {
+            let k = knobs(16, running);
+            let keys = ladder(&k);
+            let fits = |t, s, r| keys.iter().any(|(b, _)| b.holds(t, s, r));
+            assert!(fits(k.chunk_tokens + running - 1, running, running));
+            assert!(fits(running, running, running));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The host lane's writes before a step, and its reads after.
+
+use crate::active::Active;
+use crate::generation::Io;
+use lockstep_device::sample::{BiasEntry, SampleParams, SampleResult};
+use lockstep_device::{Device, ExecId};
+use lockstep_flow::Failure;
+use lockstep_flow::limits::LOGIT_BIAS_MAX;
+use lockstep_plan::TOKEN_FROM_LAST;
+use lockstep_pool::Logits;
+use lockstep_sched::{Batch, Scheduler, SeqRow, TokenSource};
+
+/// Writes where each token row takes its token from; padded rows take token 0.
+pub fn token_sources(sched: &Scheduler, batch: &Batch, to: &mut [u32]) {
+    let mut at = 0;
+    for row in &batch.rows {
+        let n = row.plan.n_tokens as usize;
+        match row.source {
+            TokenSource::LastToken => to[at] = TOKEN_FROM_LAST,
+            TokenSource::Literal => {
+                let tokens = sched.literal(row);
+                assert_eq!(tokens.len(), n, "a live row has its tokens");
+                for (to, token) in to[at..].iter_mut().zip(tokens) {
+                    *to = token.0;
+                }
+            }
+        }
+        at += n;
+    }
+    to[at..].fill(0);
+}
+
+/// The logit rows of one sequence row.
+pub struct SamplingRows<'a> {
+    /// The step's executable.
+    pub exec: ExecId,
+    /// Its inputs.
+    pub io: &'a Io,
+    /// First logit row.
+    pub first: u32,
+    /// Vocabulary, in tokens.
+    pub vocab: u32,
+}
+
+impl SamplingRows<'_> {
+    /// Writes parameters, bias and mask. False where the request's grammar has failed: the rows
+    /// then sample without it and the request ends with the reason.
+    pub fn write(&self, device: &mut dyn Device, row: &SeqRow, active: &mut Active) -> bool {
+        let n = row.plan.logit_rows();
+        let first_position = row.plan.end() - n;
+        let prompt_len = active.prompt.len() as u32;
+        let samples_at = if row.plan.samples { n - 1 } else { n };
+        if row.plan.logits == Logits::All {
+            let top = active.params.logprobs.unwrap_or(0);
+            for i in 0..samples_at.min(n) {
+                // The logits of position p are those of the prompt's token at p + 1.
+                let next = active.prompt.get((first_position + i + 1) as usize);
+                let params = SampleParams::report(next.map_or(0, |t| t.0), top);
+                self.put_params(device, i, params);
+            }
+        }
+        if !row.plan.samples {
+            return true;
+        }
+        let masked = match self.write_mask(device, samples_at, active) {
+            Ok(masked) => masked,
+            Err(failure) => {
+                active.fail(failure);
+                return false;
+            }
+        };
+        let position = first_position + samples_at;
+        let params = SampleParams::of(&active.params, position, prompt_len, masked);
+        self.put_params(device, samples_at, params);
+        if !active.params.logit_bias.is_empty() {
+            let size = LOGIT_BIAS_MAX * size_of::<BiasEntry>();
+            let at = (self.first + samples_at) as usize * size;
+            let bytes = &mut device.input_mut(self.exec, self.io.bias)[at..at + size];
+            BiasEntry::fill(&active.params, bytemuck::cast_slice_mut(bytes));
+        }
+        true
+    }
+
+    fn put_params(&self, device: &mut dyn Device, row: u32, params: SampleParams) {
+        let all = bytemuck::cast_slice_mut::<u8, SampleParams>(
+            device.input_mut(self.exec, self.io.params),
+        );
+        all[(self.first + row) as usize] = params;
+    }
+
+    /// Fills the row's grammar mask; true where there is one.
+    fn write_mask(
+        &self,
+        device: &mut dyn Device,
+        row: u32,
+        active: &mut Active,
+    ) -> Result<bool, Failure> {
+        let Some(grammar) = &mut active.grammar else { return Ok(false) };
+        let words = self.vocab.div_ceil(32) as usize;
+        let masks = bytemuck::cast_slice_mut::<u8, u32>(device.input_mut(self.exec, self.io.masks));
+        let at = (self.first + row) as usize * words;
+        grammar.fill(&mut masks[at..at + words]).map_err(Failure::Grammar)?;
+        Ok(true)
+    }
+}
+
+/// The result rows of a step.
+pub fn results(bytes: &[u8]) -> &[SampleResult] {
+    bytemuck::cast_slice(bytes)
+}

@@ -1,0 +1,48 @@
+//! The engine's knobs as plain numbers, taken from the registry in `flow`.
+
+use lockstep_plan::KvDtype;
+
+/// What the engine is told (see `lockstep_flow::knobs::KNOBS` for meaning and bounds).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Knobs {
+    /// `decode.graph-max-bs`.
+    pub graph_max_bs: u32,
+    /// `sched.max-running-requests`.
+    pub running_max: u32,
+    /// `sched.max-queued-requests`.
+    pub queued_max: u32,
+    /// `sched.chunked-prefill-size`, in tokens.
+    pub chunk_tokens: u32,
+    /// `sched.prefix-cache`.
+    pub prefix_cache: bool,
+    /// `pool.kv-memory`, in bytes.
+    pub kv_bytes: u64,
+    /// `pool.kv-dtype`; `None` is auto.
+    pub kv_dtype: Option<KvDtype>,
+    /// `decode.lanes`.
+    pub lanes: u32,
+    /// `model.context-length`, in tokens; 0 is the model's own.
+    pub context_tokens: u32,
+    /// `audit.rate`: one step in this many; 0 is off.
+    pub audit_rate: u32,
+    /// Every step op by op (tests and the isolation ladder).
+    pub eager: bool,
+}
+
+impl Default for Knobs {
+    fn default() -> Knobs {
+        Knobs {
+            graph_max_bs: 32,
+            running_max: 256,
+            queued_max: 1024,
+            chunk_tokens: 512,
+            prefix_cache: true,
+            kv_bytes: 1 << 30,
+            kv_dtype: None,
+            lanes: 8,
+            context_tokens: 0,
+            audit_rate: 1000,
+            eager: false,
+        }
+    }
+}

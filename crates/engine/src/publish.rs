@@ -1,0 +1,81 @@
+//! What other threads may see of the engine.
+
+use lockstep_flow::{EngineStatus, Refusal};
+use lockstep_sched::Limits;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Shared between the step thread and everybody else.
+#[derive(Debug)]
+pub struct Shared {
+    /// What no request can exceed.
+    pub limits: Limits,
+    /// Most live requests: running and queued.
+    pub live_max: u32,
+    /// `max_queued_requests`, for words.
+    pub queued_max: u32,
+    /// Live requests: admitted and not ended.
+    live: AtomicU32,
+    /// Estimate for `Retry-After`.
+    pub retry_after_s: AtomicU32,
+    /// Why nothing new is taken.
+    closed: Mutex<Option<String>>,
+    status: Mutex<EngineStatus>,
+}
+
+impl Shared {
+    /// Everything open and nothing live.
+    pub fn new(limits: Limits, live_max: u32, status: EngineStatus) -> Shared {
+        Shared {
+            limits,
+            live_max,
+            queued_max: status.queued_max,
+            live: AtomicU32::new(0),
+            retry_after_s: AtomicU32::new(1),
+            closed: Mutex::new(None),
+            status: Mutex::new(status),
+        }
+    }
+
+    /// Takes a place for a request; returns how many were taken before.
+    pub fn enter(&self) -> Result<u32, Refusal> {
+        if let Some(why) = &*lock(&self.closed) {
+            return Err(Refusal::NotServing { why: why.clone() });
+        }
+        let max = self.live_max;
+        let more = |n: u32| (n < max).then_some(n + 1);
+        self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|_| {
+            Refusal::QueueFull {
+                queued: self.queued_max,
+                limit: self.queued_max,
+                retry_after_s: self.retry_after_s.load(Ordering::Relaxed).max(1),
+            }
+        })
+    }
+
+    /// Gives a place back.
+    pub fn leave(&self) {
+        let before = self.live.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "a request left that never entered");
+    }
+
+    /// Takes nothing new from now on. The first reason stays.
+    pub fn close(&self, why: &str) {
+        lock(&self.closed).get_or_insert_with(|| why.into());
+    }
+
+    /// A copy of the last status.
+    pub fn status(&self) -> EngineStatus {
+        lock(&self.status).clone()
+    }
+
+    /// Changes the status in place.
+    pub fn update(&self, change: impl FnOnce(&mut EngineStatus)) {
+        change(&mut lock(&self.status));
+    }
+}
+
+/// A panic while the lock is held leaves plain numbers behind: they stay readable.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,120 @@
+//! Filling the status that operators see, in place and without allocating.
+
+use crate::Knobs;
+use crate::core::{Core, EAGER_REASONS};
+use crate::generation::Generation;
+use lockstep_device::Mode;
+use lockstep_flow::Micros;
+use lockstep_flow::limits::PAGE_TOKENS;
+use lockstep_flow::status::{
+    BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts, SubPoolUse,
+};
+
+/// The status before the first step.
+pub fn initial(
+    model: &ModelFacts,
+    device: &DeviceFacts,
+    knobs: &Knobs,
+    generation: &Generation,
+) -> EngineStatus {
+    let mode = |m| match m {
+        Mode::Captured => BucketMode::Captured,
+        Mode::Eager => BucketMode::Eager,
+    };
+    let buckets = generation.buckets.iter().map(|b| BucketUse {
+        key: b.key,
+        mode: mode(b.mode),
+        replays: 0,
+        eager_steps: 0,
+        live_rows: 0,
+        padded_rows: 0,
+    });
+    EngineStatus {
+        health: Health::Serving,
+        model: model.clone(),
+        device: DeviceFacts { arena_bytes: generation.arena_bytes, ..device.clone() },
+        uptime: Micros(0),
+        running: 0,
+        queued: 0,
+        running_max: knobs.running_max,
+        queued_max: knobs.queued_max,
+        chunked_prefill_tokens: knobs.chunk_tokens,
+        pools: Vec::new(),
+        generation: generation.number,
+        buckets: buckets.collect(),
+        eager_steps: EAGER_REASONS.iter().map(|r| (*r, 0)).collect(),
+        counters: Counters::default(),
+    }
+}
+
+impl Core {
+    /// Shows the present to other threads.
+    pub fn publish(&self) {
+        let now = self.clock.now();
+        self.shared.update(|status| {
+            status.uptime = now;
+            status.running = self.sched.running();
+            status.queued = self.sched.queued();
+            status.generation = self.generation.number;
+            for (to, from) in status.buckets.iter_mut().zip(&self.bucket_counters) {
+                to.replays = from.replays;
+                to.eager_steps = from.eager_steps;
+                to.live_rows = from.live_rows;
+                to.padded_rows = from.padded_rows;
+            }
+            for (to, from) in status.eager_steps.iter_mut().zip(&self.eager_reasons) {
+                to.1 = *from;
+            }
+            self.publish_pools(&mut status.pools);
+            self.publish_counters(&mut status.counters);
+        });
+    }
+
+    fn publish_pools(&self, pools: &mut Vec<SubPoolUse>) {
+        let pool = self.sched.pool();
+        let config = pool.config();
+        if pools.is_empty() {
+            pools.extend(config.sub_pools.iter().map(|p| SubPoolUse {
+                name: p.name.clone(),
+                page_tokens: PAGE_TOKENS,
+                pages_total: config.pages - 1,
+                pages_used: 0,
+                pages_cached: 0,
+                tokens_used: 0,
+                bytes_total: p.bytes_per_page * u64::from(config.pages - 1),
+            }));
+        }
+        let (free, cached) = (pool.free_pages(), pool.cached_pages());
+        for p in pools {
+            p.pages_cached = cached;
+            p.pages_used = p.pages_total.saturating_sub(free + cached);
+            p.tokens_used = u64::from(p.pages_used) * u64::from(PAGE_TOKENS);
+        }
+    }
+
+    fn publish_counters(&self, to: &mut Counters) {
+        let (step, sched) = (&self.counters, self.sched.counters());
+        to.steps = step.steps;
+        to.decode_steps = step.decode_steps;
+        to.decode_steps_captured = step.decode_steps_captured;
+        to.prefill_steps = step.prefill_steps;
+        to.prefill_steps_captured = step.prefill_steps_captured;
+        to.prompt_tokens = step.prompt_tokens;
+        to.cached_tokens = step.cached_tokens;
+        to.prefill_tokens = sched.prefill_tokens;
+        to.generated_tokens = step.generated_tokens;
+        to.admitted = sched.admitted;
+        to.finished = sched.finished;
+        to.cancelled = step.cancelled;
+        to.failed = sched.failed.saturating_sub(step.cancelled);
+        to.preemptions = sched.preemptions;
+        to.evicted_pages = self.sched.pool().counters().pages_evicted;
+    }
+
+    /// The engine has stopped for good.
+    pub fn fail(&self, why: &str) {
+        self.publish();
+        self.shared.close(why);
+        self.shared.update(|status| status.health = Health::Failed { why: why.into() });
+    }
+}
