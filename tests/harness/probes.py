@@ -81,4 +81,4 @@ def noise(server, count=12):
 
 def status(server):
     """The engine's own account: counters, buckets, device."""
-    return server.client.get("/server_info")["lockstep"]
+    return server.client.get("/server_info")["lockstep"]["engine"]

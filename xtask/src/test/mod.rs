@@ -10,7 +10,7 @@ mod steps;
 use crate::args::{Outcome, Stop};
 use crate::tree::root;
 use stage::{Report, Stage};
-use steps::Bench;
+use steps::Steps;
 
 /// What the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,23 +45,23 @@ fn wanted(args: &[String]) -> Result<Wanted, Stop> {
 /// The command.
 pub fn main(args: &[String]) -> Outcome {
     let wanted = wanted(args)?;
-    let bench = Bench::new(root())?;
+    let steps = Steps::new(root())?;
     let mut report = Report::default();
     let suites = wanted.e2e || wanted.peer;
 
-    report.run(Stage::new("build").always(), || bench.build());
-    report.run(Stage::new("model").needs(&["build"]), || bench.model());
-    report.run(Stage::new("rust").needs(&["model"]).when(wanted.rust, "--only"), || bench.rust());
+    report.run(Stage::new("build"), || steps.build());
+    report.run(Stage::new("model").needs(&["build"]), || steps.model());
+    report.run(Stage::new("rust").needs(&["model"]).when(wanted.rust, "--only"), || steps.rust());
     report.run(Stage::new("doctests").needs(&["build"]).when(wanted.rust, "--only"), || {
-        bench.doctests()
+        steps.doctests()
     });
-    report.run(Stage::new("python").when(suites, "--only"), || bench.python());
+    report.run(Stage::new("python").when(suites, "--only"), || steps.python());
     let e2e = Stage::new("e2e").needs(&["model", "python"]).when(wanted.e2e, "--only");
-    report.run(e2e, || bench.suite("tests/e2e", None));
+    report.run(e2e, || steps.suite("tests/e2e"));
     let why = if args.iter().any(|a| a == "--no-peer") { "--no-peer" } else { "--only" };
-    report.run(Stage::new("peer build").when(wanted.peer, why), || bench.peer());
+    report.run(Stage::new("peer build").when(wanted.peer, why), || steps.peer());
     let peer = Stage::new("peer").needs(&["model", "python", "peer build"]);
-    report.run(peer.when(wanted.peer, why), || bench.suite("tests/peer", Some(())));
+    report.run(peer.when(wanted.peer, why), || steps.suite("tests/peer"));
 
     println!("\n{}", report.table());
     println!("{}", report.closing_line());

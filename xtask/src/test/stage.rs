@@ -33,11 +33,6 @@ impl Stage {
         Stage { name, needs: &[], left_out: None }
     }
 
-    /// Reads better where a stage has neither need nor condition.
-    pub fn always(self) -> Stage {
-        self
-    }
-
     /// Stages that must have passed.
     pub fn needs(mut self, needs: &'static [&'static str]) -> Stage {
         self.needs = needs;
@@ -56,14 +51,22 @@ impl Stage {
 /// What has run so far.
 #[derive(Debug, Default)]
 pub struct Report {
-    rows: Vec<(&'static str, End, f64)>,
+    rows: Vec<Row>,
+}
+
+/// A stage that is over.
+#[derive(Debug)]
+struct Row {
+    name: &'static str,
+    end: End,
+    seconds: f64,
 }
 
 impl Report {
     /// Runs a stage, unless it is left out or a stage that it needs has not passed.
     pub fn run(&mut self, stage: Stage, work: impl FnOnce() -> Result<Found, (Found, Stop)>) {
         let unmet = stage.needs.iter().find(|need| {
-            !self.rows.iter().any(|(name, end, _)| name == *need && matches!(end, End::Passed(_)))
+            !self.rows.iter().any(|r| r.name == **need && matches!(r.end, End::Passed(_)))
         });
         let end = match (stage.left_out, unmet) {
             (Some(why), _) => End::NotRun(why),
@@ -78,18 +81,19 @@ impl Report {
                         End::Failed(found, why)
                     }
                 };
-                self.rows.push((stage.name, end, start.elapsed().as_secs_f64()));
+                let seconds = start.elapsed().as_secs_f64();
+                self.rows.push(Row { name: stage.name, end, seconds });
                 return;
             }
         };
-        self.rows.push((stage.name, end, 0.0));
+        self.rows.push(Row { name: stage.name, end, seconds: 0.0 });
     }
 
     /// True where nothing failed and nothing is missing for want of a stage that failed. What was
     /// left out on the command line does not count against it.
     pub fn passed(&self) -> bool {
         !self.rows.is_empty()
-            && self.rows.iter().all(|(_, end, _)| match end {
+            && self.rows.iter().all(|row| match &row.end {
                 End::Passed(_) => true,
                 End::Failed(..) => false,
                 End::NotRun(why) => why.starts_with("left out"),
@@ -101,8 +105,8 @@ impl Report {
         let failed: Vec<&str> = self
             .rows
             .iter()
-            .filter(|(_, end, _)| matches!(end, End::Failed(..)))
-            .map(|(name, ..)| *name)
+            .filter(|row| matches!(row.end, End::Failed(..)))
+            .map(|row| row.name)
             .collect();
         format!("failed: {}", failed.join(", "))
     }
@@ -113,7 +117,7 @@ impl Report {
             "{:<12} {:<8} {:>8} {:>8} {:>8} {:>9}  note\n",
             "stage", "result", "passed", "failed", "skipped", "seconds"
         );
-        for (name, end, seconds) in &self.rows {
+        for Row { name, end, seconds } in &self.rows {
             let (word, found, note) = match end {
                 End::Passed(found) => ("passed", Some(found), found.note.as_str()),
                 End::Failed(found, why) => ("FAILED", Some(found), why.as_str()),
@@ -137,13 +141,15 @@ impl Report {
 
     /// The last line: the counts of all stages together.
     pub fn closing_line(&self) -> String {
-        let total = self.rows.iter().fold(Counts::default(), |sum, (_, end, _)| match end {
+        let total = self.rows.iter().fold(Counts::default(), |sum, row| match &row.end {
             End::Passed(found) | End::Failed(found, _) => sum.plus(found.counts),
             End::NotRun(_) => sum,
         });
-        let stages_not_run = self.rows.iter().filter(|r| matches!(r.1, End::NotRun(_))).count();
+        let seconds: f64 = self.rows.iter().map(|r| r.seconds).sum();
+        let stages_not_run = self.rows.iter().filter(|r| matches!(r.end, End::NotRun(_))).count();
         format!(
-            "test result: {}. {} passed; {} failed; {} ignored; {stages_not_run} stages not run",
+            "test result: {}. {} passed; {} failed; {} ignored; {stages_not_run} stages not run; \
+             {seconds:.0} s",
             if self.passed() { "ok" } else { "FAILED" },
             total.passed,
             total.failed,
@@ -174,7 +180,7 @@ mod tests {
         assert!(table.contains("needs 'b', which has not passed"), "{table}");
         assert_eq!(
             report.closing_line(),
-            "test result: FAILED. 2 passed; 0 failed; 0 ignored; 1 stages not run"
+            "test result: FAILED. 2 passed; 0 failed; 0 ignored; 1 stages not run; 0 s"
         );
         assert_eq!(report.failures(), "failed: b");
     }

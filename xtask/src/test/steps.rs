@@ -22,7 +22,7 @@ const SUITE_LIMIT: Duration = Duration::from_secs(1200);
 const MODEL: &str = "smollm2-135m-instruct";
 
 /// Where the stages work, and what earlier ones found for later ones.
-pub struct Bench {
+pub struct Steps {
     root: PathBuf,
     target: PathBuf,
     model: OnceCell<PathBuf>,
@@ -34,10 +34,10 @@ fn bare(stop: Stop) -> (Found, Stop) {
     (Found::default(), stop)
 }
 
-impl Bench {
-    pub fn new(root: PathBuf) -> Result<Bench, Stop> {
+impl Steps {
+    pub fn new(root: PathBuf) -> Result<Steps, Stop> {
         let target = Metadata::load(&root)?.target_dir;
-        Ok(Bench {
+        Ok(Steps {
             root,
             target,
             model: OnceCell::new(),
@@ -141,8 +141,8 @@ impl Bench {
         Ok(Found { note, ..Found::default() })
     }
 
-    /// Runs the unittest suite in `dir`; `with_peer` hands it the peer's binaries.
-    pub fn suite(&self, dir: &str, with_peer: Option<()>) -> Step {
+    /// Runs the unittest suite in `dir`, which finds the peer's binaries where they were built.
+    pub fn suite(&self, dir: &str) -> Step {
         let missing = || bare(Stop::failed("an earlier stage left nothing behind"));
         let python = self.python.get().ok_or_else(missing)?;
         let mut command = Command::new(python);
@@ -162,8 +162,8 @@ impl Bench {
             .env("LOCKSTEP_BIN", self.binary())
             .env("LOCKSTEP_TEST_MODEL", self.model.get().ok_or_else(missing)?)
             .env("LOCKSTEP_TEST_OUT", self.target.join("test-out"));
-        if with_peer.is_some() {
-            command.env("LOCKSTEP_LLAMA_BIN", self.peer.get().ok_or_else(missing)?);
+        if let Some(peer) = self.peer.get() {
+            command.env("LOCKSTEP_LLAMA_BIN", peer);
         }
         let ran = tee(&mut command, SUITE_LIMIT).map_err(bare)?;
         let notes: Vec<&str> = ran.lines.iter().filter_map(|l| l.strip_prefix("note: ")).collect();

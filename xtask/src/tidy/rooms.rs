@@ -19,7 +19,7 @@ struct Room {
 }
 
 /// Libraries that any room's tests may use.
-const TEST_LIBRARIES: &[&str] = &["proptest", "serde_json"];
+const TEST_LIBRARIES: &[&str] = &["allocation-counter", "proptest", "serde_json"];
 
 const ROOMS: &[Room] = &[
     Room {
