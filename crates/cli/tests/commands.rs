@@ -1,0 +1,150 @@
+//! The binary as its users meet it: help, exit codes, settings, status.
+
+mod common;
+
+use common::{lockstep, temp_dir};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(lockstep());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
+        command.env_remove(name);
+    }
+    command.args(args).current_dir(dir).envs(env.iter().copied()).output().unwrap()
+}
+
+fn words(out: &Output) -> String {
+    String::from_utf8_lossy(&[&out.stdout[..], &out.stderr[..]].concat()).into_owned()
+}
+
+#[test]
+fn every_command_helps_with_examples_and_exit_codes() {
+    let dir = temp_dir("help");
+    for args in [&["serve"][..], &["pull"], &["status"], &["plan", "show"], &["version"]] {
+        let out = run(&dir, &[args, &["--help"]].concat(), &[]);
+        assert_eq!(out.status.code(), Some(0), "{args:?}");
+        assert!(words(&out).contains("Examples:"), "{}", words(&out));
+    }
+    let out = words(&run(&dir, &["--help"], &[]));
+    assert!(out.contains("Exit codes:") && out.contains("NO_COLOR"), "{out}");
+    let serve = words(&run(&dir, &["serve", "--help"], &[]));
+    for part in ["--graph-max-bs <N>", "[default: 32]", "[auto, f32, f16]", "LOCKSTEP_"] {
+        assert!(serve.contains(part), "{part} in {serve}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_2() {
+    let dir = temp_dir("usage");
+    for args in [
+        &[][..],
+        &["fly"],
+        &["serve", "--no-such-flag"],
+        &["serve", "--port"],
+        &["serve", "--port", "many"],
+        &["serve", "--graph-max-bs=0"],
+        &["status", "https://example.org"],
+    ] {
+        let out = run(&dir, args, &[("HOME", "none")]);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", words(&out));
+    }
+    let out = words(&run(&dir, &["serve", "--graph-max-bs", "lots"], &[]));
+    assert!(out.contains("it takes a whole number from 1 to 4096"), "{out}");
+}
+
+#[test]
+fn a_wrong_setting_is_3_and_names_its_place() {
+    let dir = temp_dir("settings");
+    std::fs::write(dir.join("lockstep.toml"), "[decode]\ngraph-max-sb = 96\n").unwrap();
+    let out = run(&dir, &["serve", "--json"], &[]);
+    assert_eq!(out.status.code(), Some(3));
+    let said: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let message = said["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("lockstep.toml:2: "), "{message}");
+    assert!(message.contains("did you mean 'decode.graph-max-bs'?"), "{message}");
+    // A named file takes its place; a missing one is an error.
+    std::fs::write(dir.join("good.toml"), "[server]\nport = 0\n").unwrap();
+    let args = ["serve", "--config", "good.toml", "--model", "none.gguf"];
+    assert_eq!(run(&dir, &args, &[]).status.code(), Some(4));
+    let out = run(&dir, &["serve", "--config", "missing.toml"], &[]);
+    assert_eq!(out.status.code(), Some(3), "{}", words(&out));
+    let out = run(&temp_dir("env"), &["serve"], &[("LOCKSTEP_POOL_KV_MEMORY", "much")]);
+    assert_eq!(out.status.code(), Some(3));
+    assert!(words(&out).contains("LOCKSTEP_POOL_KV_MEMORY"), "{}", words(&out));
+}
+
+#[test]
+fn a_model_that_is_not_one_is_4_or_5() {
+    let dir = temp_dir("models");
+    std::fs::write(dir.join("noise.gguf"), b"GGUF but not really").unwrap();
+    std::fs::create_dir(dir.join("folder")).unwrap();
+    for (model, code) in [("none.gguf", 4), ("noise.gguf", 5), ("folder", 5)] {
+        let out = run(&dir, &["serve", "--port", "0", "--model", model], &[]);
+        assert_eq!(out.status.code(), Some(code), "{model}: {}", words(&out));
+        assert!(words(&out).contains(model), "{}", words(&out));
+    }
+}
+
+#[test]
+fn a_busy_port_is_7_before_anything_is_loaded() {
+    let dir = temp_dir("busy");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let out = run(&dir, &["serve", "--port", &port, "--model", "none.gguf"], &[]);
+    assert_eq!(out.status.code(), Some(7), "{}", words(&out));
+    assert!(words(&out).contains("choose --port"), "{}", words(&out));
+}
+
+/// Answers one connection with these bytes.
+fn answering(bytes: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut head = [0; 512];
+        let _ = stream.read(&mut head).unwrap();
+        stream.write_all(bytes.as_bytes()).unwrap();
+    });
+    url
+}
+
+#[test]
+fn status_tells_no_server_from_an_unwell_one() {
+    let dir = temp_dir("status");
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let out = run(&dir, &["status", &format!("http://{gone}")], &[]);
+    assert_eq!(out.status.code(), Some(8), "{}", words(&out));
+    assert!(words(&out).contains("lockstep serve"), "{}", words(&out));
+    for (answer, code) in [
+        ("HTTP/1.0 503 Unavailable\r\n\r\n{\"error\": {\"message\": \"draining\"}}", 9),
+        ("HTTP/1.0 200 OK\r\n\r\n{\"model_path\": \"x\"}", 9),
+        ("HTTP/1.0 200 OK\r\n\r\nhello", 9),
+        ("SSH-2.0-nothing\r\n", 8),
+        (
+            "HTTP/1.0 200 OK\r\n\r\n{\"lockstep\": {\"engine\": {\"health\": \"serving\", \
+             \"running\": 3, \"running_max\": 8}}}",
+            0,
+        ),
+        ("HTTP/1.0 200 OK\r\n\r\n{\"lockstep\": {\"engine\": {\"health\": \"draining\"}}}", 9),
+    ] {
+        let out = run(&dir, &["status", &answering(answer)], &[]);
+        assert_eq!(out.status.code(), Some(code), "{answer}: {}", words(&out));
+        if code == 0 {
+            assert!(words(&out).contains("running 3 of 8"), "{}", words(&out));
+        }
+    }
+}
+
+#[test]
+fn version_is_one_line_or_one_object() {
+    let dir = temp_dir("version");
+    let out = run(&dir, &["version", "--json"], &[]);
+    let said: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(said["name"], "lockstep");
+    let line = words(&run(&dir, &["version"], &[]));
+    assert_eq!(line, format!("lockstep {}\n", said["version"].as_str().unwrap()));
+}
