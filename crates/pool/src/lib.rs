@@ -30,6 +30,7 @@ mod lru;
 mod pool;
 mod state;
 mod tables;
+mod view;
 
 pub use audit::{AuditReport, StateCounts, Violation};
 pub use config::{PoolConfig, SubPool, SubPoolUsage};

@@ -16,6 +16,8 @@ enum Op {
     Cancel(usize),
     Wait(u64),
     Launch,
+    /// A client leaves between the plan of a step and its lease.
+    LaunchWithout(usize),
     Run(usize),
     Complete,
     /// Steps as fast as the depth allows.
@@ -76,6 +78,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0usize..50).prop_map(Op::Cancel),
         2 => (0u64..9).prop_map(Op::Wait),
         14 => Just(Op::Launch),
+        1 => (0usize..50).prop_map(Op::LaunchWithout),
         4 => (1usize..3).prop_map(Op::Run),
         12 => Just(Op::Complete),
         4 => (1u32..60).prop_map(Op::Serve),
@@ -121,6 +124,7 @@ fn play(sizes: &Sizes, ops: &[Op]) -> World {
             Op::Cancel(n) => world.cancel(*n),
             Op::Wait(ms) => world.now.0 += ms * 1000,
             Op::Launch => drop(world.launch()),
+            Op::LaunchWithout(n) => drop(world.launch_without(Some(*n))),
             Op::Run(n) => world.run(*n),
             Op::Complete => drop(world.complete()),
             Op::Serve(n) => world.serve(*n),

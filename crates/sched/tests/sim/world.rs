@@ -211,10 +211,19 @@ impl World {
 
     /// Plans and launches a step; false where there was nothing to do.
     pub fn launch(&mut self) -> bool {
-        let Some(batch) = self.sched.plan(self.now).cloned() else {
+        self.launch_without(None)
+    }
+
+    /// As [`World::launch`], and a request is cancelled in between.
+    pub fn launch_without(&mut self, cancelled: Option<usize>) -> bool {
+        let Some(mut batch) = self.sched.plan(self.now).cloned() else {
             self.drain(&[]);
             return false;
         };
+        if let Some(n) = cancelled {
+            self.cancel(n);
+            batch = self.sched.planned_step().expect("it is still planned").clone();
+        }
         let config = self.sched.config();
         let rows = &batch.rows;
         assert!(rows.len() as u32 <= config.running_requests_max);
