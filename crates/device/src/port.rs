@@ -155,6 +155,16 @@ pub trait Device: Send {
     /// Copies bytes of any buffer of the plan out as the last step left them (the audit, tests).
     fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]);
 
+    /// Copies every input of `from` to `to`, an executable of the same plan in another arena.
+    fn copy_inputs(&mut self, from: ExecId, to: ExecId);
+
+    /// The first byte below `len` at which `buffer` differs between two executables of the same
+    /// plan, as their last steps left it.
+    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64>;
+
+    /// Overwrites bytes of a named state buffer (the audit puts back what a twin wrote).
+    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
+
     /// Copies bytes of a named state buffer out (the audit).
     fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
 

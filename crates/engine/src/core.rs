@@ -1,11 +1,12 @@
 //! The step loop's state and one turn of it: plan, lease, inputs, replay, outcomes, events.
 
 use crate::active::{Active, ActiveMap};
-use crate::generation::{Bucket, Generation};
+use crate::audit::{Audit, Part};
+use crate::generation::{Bucket, Generation, Io};
 use crate::inputs;
 use crate::publish::Shared;
 use lockstep_device::sample::SampleResult;
-use lockstep_device::{Device, DeviceError, Mode};
+use lockstep_device::{Device, DeviceError, ExecId, Mode};
 use lockstep_flow::status::EagerReason;
 use lockstep_flow::{
     Clock, EventKind, EventSink, Failure, Request, RequestId, Token, TokenLogprob,
@@ -65,6 +66,7 @@ pub struct Core {
     pub(crate) shared: Arc<Shared>,
     /// Every step op by op.
     pub(crate) eager: bool,
+    pub(crate) audit: Audit,
     vocab: u32,
     outcomes: Vec<Outcome>,
     updates: Vec<Update>,
@@ -99,7 +101,7 @@ impl Core {
         generation: Generation,
         shared: Arc<Shared>,
         clock: Arc<dyn Clock>,
-        eager: bool,
+        (eager, audit): (bool, Audit),
     ) -> Core {
         let rows = generation.buckets.iter().map(|b| b.key.seqs).max().unwrap_or(1) as usize;
         let config = sched.config();
@@ -113,6 +115,7 @@ impl Core {
             active: ActiveMap::with_capacity(live_max),
             clock,
             eager,
+            audit,
             vocab,
             outcomes: Vec::with_capacity(rows),
             updates: Vec::with_capacity(live_max + 8 * rows),
@@ -178,7 +181,7 @@ impl Core {
             }
         };
         self.fill(at);
-        let result = self.run(at, &lease);
+        let result = self.run_audited(at, &lease, now);
         match result {
             Ok(()) => {
                 self.collect(at);
@@ -215,30 +218,7 @@ impl Core {
     /// Has the pool fill the step's tables and sign for them.
     fn lease(&mut self, at: usize) -> Result<StepLease, lockstep_sched::SchedError> {
         let Bucket { exec, io, .. } = self.generation.buckets[at];
-        let tables = [
-            io.block_table,
-            io.write_slots,
-            io.positions,
-            io.token_seq,
-            io.seq_slots,
-            io.logit_rows,
-            io.logit_slots,
-            io.token_source,
-        ];
-        let [blocks, write, positions, seqs, slots, rows, logit_slots, source] =
-            self.device.inputs_mut(exec, tables).map(bytemuck::cast_slice_mut::<u8, u32>);
-        let mut tables = StepTables {
-            block_tables: blocks,
-            write_slots: write,
-            positions,
-            seq_of_token: seqs,
-            slots,
-            logit_tokens: rows,
-            logit_slots,
-            first_tokens: None,
-            token_counts: None,
-            kv_lens: None,
-        };
+        let (mut tables, source) = tables(self.device.as_mut(), exec, &io);
         let lease = self.sched.lease(&mut tables)?;
         let batch = self.sched.oldest_step().expect("a step is in flight");
         inputs::token_sources(&self.sched, batch, source);
@@ -266,13 +246,44 @@ impl Core {
         }
     }
 
+    /// Runs the step, with the audit around it where it was chosen.
+    fn run_audited(
+        &mut self,
+        at: usize,
+        lease: &StepLease,
+        now: lockstep_flow::Micros,
+    ) -> Result<(), DeviceError> {
+        let bucket = self.generation.buckets[at].clone();
+        let captured = !self.eager && !bucket.quarantined && bucket.mode == Mode::Captured;
+        let twin = bucket.twin.filter(|_| captured);
+        let Some(twin) = twin.filter(|_| self.audit.choose(at, now)) else {
+            return self.run(at, lease);
+        };
+        let (mut tables, _) = tables(self.device.as_mut(), bucket.exec, &bucket.io);
+        if let Err(e) = self.sched.verify_tables(lease, &mut tables) {
+            self.audit.found(Part::Tables, lease.generation(), bucket.key, e.to_string());
+            self.generation.buckets[at].quarantined = true;
+        }
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        self.audit.before(self.device.as_mut(), &bucket, twin, batch)?;
+        self.run(at, lease)?;
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        let what = self.audit.after(self.device.as_mut(), &bucket, twin, batch, lease)?;
+        if let Some(what) = what {
+            self.audit.found(Part::Twin, lease.generation(), bucket.key, what);
+            self.generation.buckets[at].quarantined = true;
+        }
+        Ok(())
+    }
+
     fn run(&mut self, at: usize, lease: &StepLease) -> Result<(), DeviceError> {
         let bucket = &self.generation.buckets[at];
-        let (exec, key, mode) = (bucket.exec, bucket.key, bucket.mode);
-        let reason = match (self.eager, mode) {
-            (true, _) => Some(EagerReason::Configured),
-            (false, Mode::Eager) => Some(EagerReason::AboveGraphMaxBs),
-            (false, Mode::Captured) => None,
+        let (exec, key) = (bucket.exec, bucket.key);
+        let reason = match (self.eager, bucket.quarantined, bucket.mode) {
+            (true, _, _) => Some(EagerReason::Configured),
+            (false, true, _) => Some(EagerReason::Quarantined),
+            (false, false, Mode::Eager) => Some(EagerReason::AboveGraphMaxBs),
+            (false, false, Mode::Captured) => None,
         };
         match reason {
             None => self.device.replay(exec, lease)?,
@@ -414,6 +425,39 @@ impl Core {
     pub fn is_idle(&self) -> bool {
         self.sched.is_idle()
     }
+}
+
+/// A step's tables, and where its token sources go, as slices of the executable's inputs.
+fn tables<'a>(
+    device: &'a mut dyn Device,
+    exec: ExecId,
+    io: &Io,
+) -> (StepTables<'a>, &'a mut [u32]) {
+    let inputs = [
+        io.block_table,
+        io.write_slots,
+        io.positions,
+        io.token_seq,
+        io.seq_slots,
+        io.logit_rows,
+        io.logit_slots,
+        io.token_source,
+    ];
+    let [blocks, write, positions, seqs, slots, rows, logit_slots, source] =
+        device.inputs_mut(exec, inputs).map(bytemuck::cast_slice_mut::<u8, u32>);
+    let tables = StepTables {
+        block_tables: blocks,
+        write_slots: write,
+        positions,
+        seq_of_token: seqs,
+        slots,
+        logit_tokens: rows,
+        logit_slots,
+        first_tokens: None,
+        token_counts: None,
+        kv_lens: None,
+    };
+    (tables, source)
 }
 
 /// A result row as a client sees it.

@@ -1,5 +1,6 @@
 //! Putting an engine together, and the step thread.
 
+use crate::audit::Audit;
 use crate::core::{Core, Turn};
 use crate::generation::{Generation, capture_all, ladder, prove_all};
 use crate::handle::{Command, Handle};
@@ -77,14 +78,17 @@ pub fn start(parts: EngineParts<'_>) -> Result<Started, EngineError> {
     for (name, bytes) in model.slot_states() {
         device.bind_state(&name, bytes * u64::from(shape.slots))?;
     }
-    let generation = capture_all(device.as_mut(), 1, shape, proven)?;
+    let generation = capture_all(device.as_mut(), 1, shape, proven, knobs.audit_rate > 0)?;
     let sched = scheduler(&knobs, &shape, &generation, &model, eos, &sub_pools)?;
 
+    let rows_max = knobs.running_max as usize;
+    let audit = Audit::new(knobs.audit_rate, generation.buckets.len(), page_bytes, rows_max);
     let clock: Arc<dyn Clock> = Arc::new(RealClock::start());
     let status = status::initial(&parts.model_facts, &parts.device_facts, &knobs, &generation);
     let live_max = knobs.running_max + knobs.queued_max;
     let shared = Arc::new(Shared::new(sched.limits(), live_max, status));
-    let mut core = Core::new(device, sched, generation, shared.clone(), clock.clone(), knobs.eager);
+    let mut core =
+        Core::new(device, sched, generation, shared.clone(), clock.clone(), (knobs.eager, audit));
     core.publish();
     let (sender, commands) = mpsc::channel();
     let thread = std::thread::Builder::new()

@@ -65,6 +65,11 @@ pub struct Bucket {
     pub mode: Mode,
     /// The executable.
     pub exec: ExecId,
+    /// The same plan in the shadow arena, for the audit; captured buckets have one where the audit
+    /// is on.
+    pub twin: Option<ExecId>,
+    /// The audit took it out of service: it runs eagerly until a new generation replaces it.
+    pub quarantined: bool,
     /// Where its inputs and outputs are.
     pub io: Io,
     /// Plan, packing and proof.
@@ -80,6 +85,8 @@ pub struct Generation {
     pub shape: PlanShape,
     /// Its arena, shared by all buckets, which never run at the same time.
     pub arena: ArenaId,
+    /// The arena of the audit's twins.
+    pub shadow: Option<ArenaId>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
     /// Buckets: decode ascending, then prefill ascending, then echo.
@@ -156,27 +163,39 @@ pub fn capture_all(
     number: u64,
     shape: PlanShape,
     proven: Vec<ProvenBucket>,
+    audited: bool,
 ) -> Result<Generation, EngineError> {
     let arena_bytes = proven.iter().map(|b| b.proven.packing().arena_bytes()).max().unwrap_or(0);
     let arena = device.arena(arena_bytes)?;
+    let shadow = if audited { Some(device.arena(arena_bytes)?) } else { None };
     let mut order: Vec<usize> = (0..proven.len()).collect();
     order.sort_by_key(|&i| core::cmp::Reverse(proven[i].proven.packing().arena_bytes()));
     let mut execs = vec![None; proven.len()];
     for i in order {
         let exec = device.capture(&proven[i].proven, arena)?;
         device.seal(exec)?;
-        execs[i] = Some(exec);
+        let shadow = shadow.filter(|_| proven[i].mode == Mode::Captured);
+        let twin = match shadow {
+            None => None,
+            Some(shadow) => {
+                let twin = device.capture(&proven[i].proven, shadow)?;
+                device.seal(twin)?;
+                Some(twin)
+            }
+        };
+        execs[i] = Some((exec, twin));
     }
     let buckets = proven
         .into_iter()
         .zip(execs)
         .map(|(b, exec)| {
-            let exec = exec.expect("every bucket was captured above");
+            let (exec, twin) = exec.expect("every bucket was captured above");
             let io = Io::of(b.proven.plan());
-            Bucket { key: b.key, mode: b.mode, exec, io, proven: b.proven }
+            let quarantined = false;
+            Bucket { key: b.key, mode: b.mode, exec, twin, quarantined, io, proven: b.proven }
         })
         .collect();
-    Ok(Generation { number, shape, arena, arena_bytes, buckets })
+    Ok(Generation { number, shape, arena, shadow, arena_bytes, buckets })
 }
 
 impl Io {

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod active;
+mod audit;
 mod clock;
 mod core;
 mod engine;

@@ -44,6 +44,7 @@ pub fn initial(
         buckets: buckets.collect(),
         eager_steps: EAGER_REASONS.iter().map(|r| (*r, 0)).collect(),
         counters: Counters::default(),
+        audit_evidence: Vec::new(),
     }
 }
 
@@ -61,6 +62,14 @@ impl Core {
                 to.eager_steps = from.eager_steps;
                 to.live_rows = from.live_rows;
                 to.padded_rows = from.padded_rows;
+            }
+            for (to, from) in status.buckets.iter_mut().zip(&self.generation.buckets) {
+                if from.quarantined {
+                    to.mode = BucketMode::Quarantined;
+                }
+            }
+            for evidence in self.audit.evidence.iter().skip(status.audit_evidence.len()) {
+                status.audit_evidence.push(evidence.to_string());
             }
             for (to, from) in status.eager_steps.iter_mut().zip(&self.eager_reasons) {
                 to.1 = *from;
@@ -108,6 +117,8 @@ impl Core {
         to.cancelled = step.cancelled;
         to.failed = sched.failed.saturating_sub(step.cancelled);
         to.preemptions = sched.preemptions;
+        to.audits = self.audit.audits;
+        to.audit_mismatches = self.audit.mismatches.iter().sum();
         to.evicted_pages = self.sched.pool().counters().pages_evicted;
     }
 

@@ -247,6 +247,8 @@ pub struct EngineStatus {
     pub eager_steps: Vec<(EagerReason, u64)>,
     /// Totals.
     pub counters: Counters,
+    /// What the audit found, in words, the first findings only.
+    pub audit_evidence: Vec<String>,
 }
 
 impl EngineStatus {

@@ -417,6 +417,44 @@ impl Device for CpuDevice {
         out.copy_from_slice(&bytes[offset..offset + out.len()]);
     }
 
+    fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
+        let (from, to) = (self.exec(from), self.exec(to));
+        let plan = to.proven.plan();
+        assert_eq!(from.proven.digest(), to.proven.digest(), "executables of two plans");
+        for (id, buffer) in plan.buffer_ids().zip(&plan.buffers) {
+            let (src, dst) = (from.addresses.at(id), to.addresses.at(id));
+            if matches!(buffer.kind, BufferKind::Input { .. }) && src != dst {
+                // SAFETY: both are arena bytes of this size in different arenas, and no step runs
+                // while `self` is borrowed.
+                unsafe { core::ptr::copy_nonoverlapping(src, dst, buffer.bytes as usize) };
+            }
+        }
+    }
+
+    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
+        let (a, b) = (self.exec(a), self.exec(b));
+        assert_eq!(a.proven.digest(), b.proven.digest(), "executables of two plans");
+        let (a, b) = (self.arena_bytes(a, buffer), self.arena_bytes(b, buffer));
+        let len = len as usize;
+        if a[..len] == b[..len] {
+            return None;
+        }
+        a[..len].iter().zip(&b[..len]).position(|(a, b)| a != b).map(|i| i as u64)
+    }
+
+    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let slab = self.memory.state(name);
+        let slab = slab.ok_or_else(|| DeviceError::Unbound { buffer: name.into() })?;
+        let end = (offset as usize).checked_add(bytes.len());
+        assert!(end.is_some_and(|end| end <= slab.len()), "past the end of {name}");
+        // SAFETY: in bounds by the assertion; no step runs while `self` is borrowed mutably.
+        unsafe {
+            let to = slab.base().add(offset as usize);
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        Ok(())
+    }
+
     fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         let slab = self.memory.state(name);
         let slab = slab.ok_or_else(|| DeviceError::Unbound { buffer: name.into() })?;

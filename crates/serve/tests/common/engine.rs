@@ -421,6 +421,7 @@ impl Engine for Toy {
                 padded_rows: 0,
             }],
             eager_steps: vec![],
+            audit_evidence: Vec::new(),
             counters: state.counters,
         }
     }
