@@ -289,24 +289,35 @@ pub fn derive_edges(plan: &mut StepPlan) {
 }
 
 /// The host may touch inputs and outputs of step n + 1 only after step n's device lanes are done
-/// with them, and the device may write outputs again only after the host has read them.
+/// with them, and the device may write outputs again only after the host has read them. One edge
+/// a lane is enough: from its last op that touches an input, to its first that writes an output.
 fn derive_next_step_edges(plan: &mut StepPlan) {
     let mut new_edges = Vec::new();
     let of_host = |i: &usize| plan.ops[*i].kind.is_host();
     for host in (0..plan.ops.len()).filter(of_host) {
-        let mut met = false;
+        // Whichever of the two comes last in step n precedes the other in step n + 1.
+        let (mut last_user, mut first_user) =
+            (vec![None; plan.lanes.len()], vec![None; plan.lanes.len()]);
         for device in (0..plan.ops.len()).filter(|i| !of_host(i)) {
             if conflict(&plan.ops[host], &plan.ops[device]) {
-                // Whichever of the two comes last in step n precedes the other in step n + 1.
-                let (from, to) = (OpId(host.max(device) as u32), OpId(host.min(device) as u32));
-                new_edges.push(Edge { from, to, kind: EdgeKind::NextStep });
-                met = true;
+                let lane = plan.ops[device].lane.index();
+                if device > host {
+                    last_user[lane] = Some(device);
+                } else {
+                    first_user[lane].get_or_insert(device);
+                }
             }
         }
+        let mut edge = |from: usize, to: usize| {
+            let (from, to) = (OpId(from as u32), OpId(to as u32));
+            new_edges.push(Edge { from, to, kind: EdgeKind::NextStep });
+        };
+        let met = last_user.iter().chain(&first_user).any(Option::is_some);
+        last_user.into_iter().flatten().for_each(|device| edge(device, host));
+        first_user.into_iter().flatten().for_each(|device| edge(host, device));
         if !met && !plan.ops[host].writes.is_empty() {
             // Nobody reads what it writes: it still must not overtake itself.
-            let op = OpId(host as u32);
-            new_edges.push(Edge { from: op, to: op, kind: EdgeKind::NextStep });
+            edge(host, host);
         }
     }
     plan.edges.extend(new_edges);

@@ -26,12 +26,14 @@ fn check_buffer(plan: &StepPlan, order: &Order, uses: &[Use], out: &mut Findings
         let mut missing: Option<core::ops::Range<u64>> = None;
         for piece in pieces.of(read) {
             // The latest writer first: it is the likeliest to be ordered before the read.
-            let defined = writers[piece].iter().rev().any(|&w| {
+            let writers = &writers[piece];
+            let earlier = writers.partition_point(|w| uses[*w as usize].op < read.op);
+            let defined = writers[..earlier].iter().rev().any(|&w| {
                 out.pairs += 1;
-                let w = uses[w as usize];
-                w.op < read.op && order.before(w.op, read.op, read.before_wait)
+                order.before(uses[w as usize].op, read.op, read.before_wait)
             });
-            if !defined {
+            // Writers that come earlier but are not ordered are races, and reported as such.
+            if !defined && earlier == 0 {
                 let bytes = pieces.bytes(piece);
                 missing = Some(missing.map_or(bytes.clone(), |m| m.start..bytes.end));
             }

@@ -58,14 +58,17 @@ impl fmt::Display for Fault {
             }
             Fault::Aliasing { first, second, arena } => write!(
                 f,
-                "arena[{}..{}] goes from {} to {}, and {second} may come before the end of {}, \
-                 which {} {}",
+                "arena[{}..{}] goes from {} to {}; {} (lane {}) may write {} before {} (lane {}) \
+                 has done with {}",
                 arena.start,
                 arena.end,
                 first.buffer_name,
                 second.buffer_name,
-                format_args!("{} (lane {})", first.op_name, first.lane_name),
-                if first.write { "writes" } else { "reads" },
+                second.op_name,
+                second.lane_name,
+                second.buffer_name,
+                first.op_name,
+                first.lane_name,
                 first.buffer_name
             ),
             Fault::SharedInOut { a, b, arena } => write!(

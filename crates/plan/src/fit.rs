@@ -22,8 +22,9 @@ pub(crate) struct Fitted {
     pub bytes: u64,
 }
 
-/// Comparisons that a search may spend beyond the first orders.
-const SEARCH_BUDGET: u64 = 12_000_000;
+/// Comparisons that a search may spend, some milliseconds' worth: a server packs dozens of plans
+/// before it answers.
+const SEARCH_BUDGET: u64 = 1_500_000;
 
 /// The next multiple of `align`; saturates, for `prove` to refuse.
 pub(crate) fn align_up(at: u64, align: u32) -> u64 {
@@ -44,7 +45,9 @@ pub(crate) fn fit(items: &[Item], interferes: &dyn Fn(usize, usize) -> bool, lea
     let bytes = |i: u32| items[i as usize].bytes;
     let degree: Vec<u64> =
         listed.iter().map(|i| search.neighbours[*i as usize].len() as u64).collect();
-    let crowd = |i: u32| search.neighbours[i as usize].iter().map(|j| bytes(*j)).sum::<u64>();
+    let crowd = |i: u32| {
+        search.neighbours[i as usize].iter().fold(0u64, |sum, j| sum.saturating_add(bytes(*j)))
+    };
     orders.push(by(&|i| (bytes(i), degree[i as usize])));
     orders.push(by(&|i| (crowd(i), bytes(i))));
     orders.push(by(&|i| (bytes(i).saturating_mul(degree[i as usize] + 1), bytes(i))));
@@ -52,12 +55,14 @@ pub(crate) fn fit(items: &[Item], interferes: &dyn Fn(usize, usize) -> bool, lea
     let mut best = (Fitted { offsets: Vec::new(), bytes: u64::MAX }, Vec::new());
     for order in orders {
         let fitted = search.place(&order);
-        if fitted.bytes < best.0.bytes {
+        if best.1.is_empty() || fitted.bytes < best.0.bytes {
             best = (fitted, order);
         }
     }
-    if best.0.bytes > least {
-        search.improve(&mut best, least);
+    // Within one percent of what cannot be beaten is good enough to stop.
+    let enough = least.saturating_add(least / 100);
+    if best.0.bytes > enough && best.0.bytes < u64::MAX {
+        search.improve(&mut best, enough);
     }
     if items.is_empty() { Fitted::default() } else { best.0 }
 }
@@ -99,9 +104,9 @@ impl<'a> Search<'a> {
             }
             self.spent += self.neighbours[i as usize].len() as u64 + 1;
             taken.sort_unstable();
-            let mut at = 0;
+            let mut at = 0u64;
             for &(lo, hi) in &taken {
-                if at + item.bytes <= lo {
+                if at.saturating_add(item.bytes) <= lo {
                     break;
                 }
                 at = at.max(align_up(hi, item.align));
@@ -126,10 +131,10 @@ impl<'a> Search<'a> {
         };
         let (mut current, mut order) = best.clone();
         let mut stale = 0;
-        while self.spent < SEARCH_BUDGET && best.0.bytes > least && stale < 4000 {
+        while self.spent < SEARCH_BUDGET && best.0.bytes > least && stale < 2000 {
             let top = |i: &u32| {
                 let i = *i as usize;
-                current.offsets[i] + self.items[i].bytes == current.bytes
+                current.offsets[i].saturating_add(self.items[i].bytes) == current.bytes
             };
             let at_top: Vec<usize> = (0..n).filter(|p| top(&order[*p])).collect();
             let from = if next(3) < 2 { at_top[next(at_top.len())] } else { next(n) };

@@ -322,8 +322,8 @@ pub enum OpKind {
     SiluMul(SiluMul),
     /// See [`Sample`].
     Sample(Sample),
-    /// Synthetic: every byte written is a hash of all bytes read, the position and the seed.
-    /// Real on every device; the explorer and the property tests are built on it.
+    /// Synthetic: every byte written is a hash of all bytes read, the position and the seed, as
+    /// [`crate::mix`] defines it. Real on every device; the explorer and the property tests are built on it.
     Mix { seed: u64 },
     /// Reserved: a collective of `ranks` ranks, issued in the same order on each.
     Collective { ranks: u32 },

@@ -2,7 +2,10 @@
 #![allow(dead_code)] // Each test takes what it needs.
 
 pub mod generate;
+pub mod interpreter;
+pub mod large;
 pub mod oracle;
+pub mod overlap;
 
 /// A small seeded generator (splitmix64).
 pub struct Rng(pub u64);
