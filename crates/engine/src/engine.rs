@@ -179,7 +179,7 @@ fn scheduler(
         id: 1,
         pages: shape.pages,
         slots: running,
-        pages_per_seq_max: shape.pages_per_seq_max().min(shape.pages - 1),
+        pages_per_seq_max: shape.pages_per_seq_max(),
         rows_max: running,
         steps_in_flight_max: 1,
         sub_pools: sub_pools

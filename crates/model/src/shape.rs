@@ -19,8 +19,35 @@ pub struct PlanShape {
 }
 
 impl PlanShape {
-    /// Columns of a block table: pages of the longest sequence.
+    /// Columns of a block table: pages of the longest sequence, which no more than the whole pool
+    /// can hold. `pages` of 0 asks before the pool's size is known.
     pub const fn pages_per_seq_max(&self) -> u32 {
-        self.context_tokens.div_ceil(PAGE_TOKENS)
+        let context = self.context_tokens.div_ceil(PAGE_TOKENS);
+        match self.pages.checked_sub(1) {
+            Some(usable) if usable < context => usable,
+            _ => context,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool of less than one full context once made tables of one width and leases of another,
+    /// so that every request failed.
+    #[test]
+    fn a_block_table_is_no_wider_than_the_pool() {
+        let shape = |pages| PlanShape {
+            pages,
+            slots: 2,
+            context_tokens: 8192,
+            kv_dtype: KvDtype::F16,
+            lanes: 1,
+        };
+        assert_eq!(shape(0).pages_per_seq_max(), 256);
+        assert_eq!(shape(1000).pages_per_seq_max(), 256);
+        assert_eq!(shape(257).pages_per_seq_max(), 256);
+        assert_eq!(shape(255).pages_per_seq_max(), 254);
     }
 }
