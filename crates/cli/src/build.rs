@@ -47,17 +47,25 @@ fn bad_model(e: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::BadModel, e)
 }
 
-/// Opens the weights and everything of the text room.
+/// Opens the weights and everything of the text room. The weights' digest is taken meanwhile, so
+/// that it does not cost start-up time of its own.
 fn open(files: &ModelFiles) -> Result<(Checkpoint, Arc<TextModel>), Failure> {
     let checkpoint = Checkpoint::open(&files.path).map_err(bad_model)?;
-    let text = match checkpoint.vocab().map_err(bad_model)? {
+    let text = std::thread::scope(|scope| {
+        scope.spawn(|| checkpoint.digest(1));
+        open_text(&checkpoint)
+    })?;
+    Ok((checkpoint, Arc::new(text)))
+}
+
+fn open_text(checkpoint: &Checkpoint) -> Result<TextModel, Failure> {
+    Ok(match checkpoint.vocab().map_err(bad_model)? {
         Some(vocab) => TextModel::from_gguf(gguf_vocab(vocab)).map_err(bad_model)?,
         None => {
             let folder = checkpoint.folder().unwrap_or_else(|| Path::new("."));
             TextModel::from_hf_dir(folder).map_err(bad_model)?
         }
-    };
-    Ok((checkpoint, Arc::new(text)))
+    })
 }
 
 fn gguf_vocab(v: VocabData) -> GgufVocab {

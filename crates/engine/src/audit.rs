@@ -103,8 +103,13 @@ impl Audit {
             return false;
         }
         self.until -= 1;
+        if self.last[bucket] == Micros(0) {
+            // The minute of a bucket starts with its first step: an audit right there would
+            // double the time to the first token.
+            self.last[bucket] = now;
+        }
         let stale = now.since(self.last[bucket]) >= BUCKET_EVERY;
-        let chosen = self.until == 0 || stale || self.last[bucket] == Micros(0);
+        let chosen = self.until == 0 || stale;
         if chosen {
             self.until = self.rate;
             self.last[bucket] = now;
