@@ -130,7 +130,8 @@ pub struct StatusArgs {
 pub enum PlanCmd {
     /// Show a bucket's plan: ops, lanes, arena map, bytes saved
     #[command(
-        after_help = "Examples:\n  lockstep plan show\n  lockstep plan show --bucket decode-8 --json"
+        after_help = "Examples:\n  lockstep plan show\n  lockstep plan show --bucket decode-8 --json\n  \
+                      lockstep plan show --bucket decode-32 --svg plan.svg"
     )]
     Show(PlanShowArgs),
 }
@@ -144,6 +145,9 @@ pub struct PlanShowArgs {
     /// Settings file [default: lockstep.toml, where it exists]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
+    /// Write a picture of lanes, edges and the arena over time to FILE
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
     /// Print as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -8,8 +8,8 @@ use lockstep_engine::{EngineError, EngineParts, Knobs};
 use lockstep_flow::Settings;
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_model::Model;
-use lockstep_plan::KvDtype;
 use lockstep_plan::format::Format;
+use lockstep_plan::{KvDtype, Summary, render_text, svg};
 use lockstep_serve::Engine;
 use lockstep_text::{GgufVocab, TextModel};
 use lockstep_weights::{Checkpoint, ModelSpec, VocabData};
@@ -41,6 +41,8 @@ pub struct ShownPlan {
     pub text: String,
     /// The same.
     pub json: serde_json::Value,
+    /// Lanes, edges and the arena over time, as a picture.
+    pub svg: String,
 }
 
 fn bad_model(e: impl std::fmt::Display) -> Failure {
@@ -227,19 +229,47 @@ pub fn describe_plan(
     };
     let proven = lockstep_engine::prove_all(&model, &CpuBackend, &shape, &[key]);
     let proven = proven.map_err(start_failure)?.remove(0).proven;
-    let (plan, report) = (proven.plan(), proven.packing().report());
-    let json = serde_json::json!({
-        "bucket": plan.bucket.to_string(),
-        "digest": proven.digest().to_string(),
-        "ops": plan.ops.len(),
-        "lanes": plan.lanes,
-        "edges": plan.edges.len(),
-        "arena_bytes": proven.packing().arena_bytes(),
-        "transient_bytes": report.transient_bytes,
-        "no_reuse_bytes": report.no_reuse_bytes,
-        "single_lane_bytes": report.single_lane_bytes,
-        "saved_bytes": report.saved_bytes(),
-        "overlap_bytes": report.overlap_bytes(),
+    let summary = Summary::of(&proven);
+    Ok(ShownPlan {
+        text: render_text(&proven),
+        json: shown_json(&summary),
+        svg: svg(proven.plan(), proven.packing(), &[]),
+    })
+}
+
+fn shown_json(s: &Summary) -> serde_json::Value {
+    let ops = s.ops.iter().map(|op| {
+        serde_json::json!({
+            "name": op.name, "kernel": op.kernel, "lane": op.lane,
+            "reads": op.reads, "writes": op.writes,
+        })
     });
-    Ok(ShownPlan { text: format!("{json:#}\n"), json })
+    let arena = s.arena.iter().map(|line| {
+        serde_json::json!({
+            "name": line.name, "kind": line.kind, "offset": line.offset, "bytes": line.bytes,
+            "alive": line.alive,
+        })
+    });
+    serde_json::json!({
+        "bucket": s.bucket,
+        "digest": s.digest,
+        "lanes": s.lanes.iter().map(|(name, ops)| serde_json::json!({"name": name, "ops": ops}))
+            .collect::<Vec<_>>(),
+        "edges": {
+            "event": s.event_edges,
+            "programmatic": s.programmatic_edges,
+            "next_step": s.next_step_edges,
+        },
+        "weight_bytes": s.weight_bytes,
+        "state_bytes": s.state_bytes,
+        "arena_bytes": s.arena_bytes,
+        "transient_bytes": s.pack.transient_bytes,
+        "no_reuse_bytes": s.pack.no_reuse_bytes,
+        "single_lane_bytes": s.pack.single_lane_bytes,
+        "saved_bytes": s.pack.saved_bytes(),
+        "overlap_bytes": s.pack.overlap_bytes(),
+        "obligations": s.obligations,
+        "ops": ops.collect::<Vec<_>>(),
+        "arena": arena.collect::<Vec<_>>(),
+    })
 }

@@ -5,6 +5,7 @@ mod args;
 mod build;
 mod exit;
 mod http;
+mod out;
 mod plan;
 mod pull;
 mod resolve;

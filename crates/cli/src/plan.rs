@@ -3,17 +3,22 @@
 use crate::args::PlanShowArgs;
 use crate::build;
 use crate::exit::{Exit, Failure};
-use crate::{resolve, settings, store};
+use crate::{out, resolve, settings, store};
 
 /// Shows one bucket's plan, without a server.
 pub fn show(args: &PlanShowArgs) -> Result<Exit, Failure> {
     let loaded = settings::load(args.config.as_deref(), std::env::vars_os(), &args.knobs)?;
     let files = resolve::model(&loaded.settings, store)?;
     let shown = build::describe_plan(&loaded.settings, &files, &args.bucket)?;
+    if let Some(path) = &args.svg {
+        std::fs::write(path, &shown.svg).map_err(|e| {
+            Failure::new(Exit::Unexpected, format!("{} cannot be written: {e}", path.display()))
+        })?;
+    }
     if args.json {
-        println!("{}", shown.json);
+        out::line(&shown.json);
     } else {
-        print!("{}", shown.text);
+        out::line(shown.text.trim_end());
     }
     Ok(Exit::Done)
 }

@@ -8,7 +8,8 @@ use lockstep_device::{ArenaId, Device, ExecId, Mode};
 use lockstep_flow::{BucketKey, decode_ladder};
 use lockstep_model::{Model, PlanShape};
 use lockstep_plan::{
-    Backend, BufferId, InOutBytes, LIVE_COUNTS, Proven, StepPlan, pack_beside, prove,
+    Arenas, Backend, BufferId, InOutBytes, LIVE_COUNTS, Proven, StepPlan, pack_beside, prove,
+    prove_any_order,
 };
 use std::sync::Arc;
 
@@ -145,7 +146,7 @@ pub fn prove_all(
     let plans = keys.iter().map(plan).collect::<Result<Vec<_>, EngineError>>()?;
     let io = plans.iter().map(|(_, plan)| InOutBytes::of(plan));
     let room = io.fold(InOutBytes::default(), InOutBytes::join);
-    plans
+    let proven = plans
         .into_iter()
         .map(|(mode, plan)| {
             let key = plan.bucket;
@@ -154,7 +155,18 @@ pub fn prove_all(
                 .map_err(|hazards| EngineError::Refused { bucket: key, hazards })?;
             Ok(ProvenBucket { key, mode, proven: Arc::new(proven) })
         })
-        .collect()
+        .collect::<Result<Vec<_>, EngineError>>()?;
+    prove_order(&proven)?;
+    Ok(proven)
+}
+
+/// Proves that steps of the buckets may follow each other in any order in their shared arena.
+fn prove_order(proven: &[ProvenBucket]) -> Result<(), EngineError> {
+    let plans: Vec<&Proven> = proven.iter().map(|b| b.proven.as_ref()).collect();
+    let bucket = proven[0].key;
+    prove_any_order(&plans, Arenas::Shared)
+        .map_err(|hazards| EngineError::Refused { bucket, hazards })?;
+    Ok(())
 }
 
 /// Puts proven buckets on the device: arena, capture (largest first), seal.
