@@ -115,6 +115,8 @@ struct Side<'a> {
     ends_with_host: Vec<bool>,
     by_name: HashMap<&'a str, BufferId>,
     host: Vec<(BufferId, Use)>,
+    /// Buffers of the arena by offset: what the host touches comes first.
+    placed: Vec<(u64, BufferId)>,
 }
 
 impl<'a> Side<'a> {
@@ -134,7 +136,12 @@ impl<'a> Side<'a> {
             .filter(|b| !plan.buffer(*b).kind.in_arena())
             .map(|b| (plan.buffer(b).name.as_str(), b))
             .collect();
+        let packing = proven.packing();
+        let mut placed: Vec<(u64, BufferId)> =
+            plan.buffer_ids().filter_map(|b| Some((packing.offset(b)?, b))).collect();
+        placed.sort_unstable();
         Side {
+            placed,
             ends_with_devices: implied(plan, false),
             ends_with_host: implied(plan, true),
             proven,
@@ -249,11 +256,7 @@ fn each_common(
     if arenas == Arenas::Separate {
         return;
     }
-    for b in other.plan().buffer_ids() {
-        let Some(offset) = other.proven.packing().offset(b) else { continue };
-        if offset >= arena.end || offset + other.plan().buffer(b).bytes <= arena.start {
-            continue;
-        }
+    for &(offset, b) in other.placed.iter().take_while(|(offset, _)| *offset < arena.end) {
         for o in &other.uses[b.index()] {
             if offset + o.lo < arena.end && arena.start < offset + o.hi {
                 f(*o);

@@ -2,7 +2,10 @@
 
 mod support;
 
-use lockstep_plan::{Hazard, Rule, derive_edges, pack, prove};
+use lockstep_plan::{
+    Arenas, Hazard, InOutBytes, Packing, Proven, Rule, StepPlan, derive_edges, pack, pack_beside,
+    prove, prove_any_order,
+};
 use support::oracle::Oracle;
 use support::{Rng, generate, show};
 
@@ -99,4 +102,55 @@ fn derived_edges_and_packing_are_always_proven() {
         }
     }
     assert!(accepted > 400, "{accepted}");
+}
+
+/// Two proven plans in one arena: the proof of any order says the same as the walks through every
+/// sequence of three steps of the two, where a step after one of another plan waits by side.
+#[test]
+fn any_order_of_two_plans_equals_the_walks_through_their_sequences() {
+    let (mut accepted, mut refused) = (0, 0);
+    let mut seed = 0;
+    while accepted + refused < 400 {
+        seed += 1;
+        let mut rng = Rng(seed ^ 0x70_70);
+        let size = generate::Size { ops: 3, ..generate::SMALL };
+        let mut one = || {
+            let mut plan = generate::plan(&mut rng, size);
+            generate::edges(&mut rng, &mut plan);
+            plan
+        };
+        let (p, q) = (one(), one());
+        let together = InOutBytes::of(&p).join(InOutBytes::of(&q));
+        let packed = |plan: &StepPlan, rng: &mut Rng| -> Option<(Proven, Packing)> {
+            let room = if rng.one_in(3) { InOutBytes::of(plan) } else { together };
+            let packing = pack_beside(plan, room);
+            Some((prove(plan.clone(), packing.clone()).ok()?, packing))
+        };
+        let (Some(a), Some(b)) = (packed(&p, &mut rng), packed(&q, &mut rng)) else { continue };
+        let result = prove_any_order(&[&a.0, &b.0], Arenas::Shared);
+        let mut bad = Vec::new();
+        for which in 1..7u32 {
+            let steps: Vec<(&StepPlan, &Packing)> =
+                (0..3).map(|i| if which >> i & 1 == 1 { (&p, &a.1) } else { (&q, &b.1) }).collect();
+            let (verdict, _) = Oracle::sequence(&steps, None).judge(true);
+            if !verdict.is_clean() {
+                bad.push((which, verdict));
+            }
+        }
+        assert_eq!(
+            result.is_ok(),
+            bad.is_empty(),
+            "seed {seed}: {:?}, walks {bad:?}: {} {}",
+            result.err().map(|h| h[0].to_string()),
+            show(&p, &a.1),
+            show(&q, &b.1)
+        );
+        if bad.is_empty() {
+            accepted += 1;
+        } else {
+            refused += 1;
+        }
+    }
+    println!("{accepted} pairs accepted, {refused} refused");
+    assert!(accepted > 50 && refused > 20, "{accepted} accepted, {refused} refused");
 }
