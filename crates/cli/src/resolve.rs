@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub struct ModelFiles {
     /// A GGUF file or a Hugging Face folder.
     pub path: PathBuf,
-    /// Names that a request may use for it, beside its own.
+    /// Its names, best first.
     pub aliases: Vec<String>,
 }
 
@@ -53,10 +53,11 @@ pub fn model(
     Ok(ModelFiles { path, aliases })
 }
 
-/// The file's name with and without its ending.
+/// The file's name without and with its ending.
 fn aliases(path: &Path) -> Vec<String> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
-    let parts = [absolute.file_name(), absolute.file_stem()];
+    let stem = if path.is_dir() { absolute.file_name() } else { absolute.file_stem() };
+    let parts = [stem, absolute.file_name()];
     let mut names: Vec<String> =
         parts.into_iter().flatten().map(|p| p.to_string_lossy().into_owned()).collect();
     names.dedup();
@@ -88,6 +89,7 @@ mod tests {
         let none = || -> Result<Store, Failure> { panic!("the store is not asked") };
         let found = model(&named("Cargo.toml"), none).unwrap();
         assert_eq!(found.path, Path::new("Cargo.toml"));
-        assert_eq!(found.aliases, ["Cargo.toml", "Cargo"]);
+        assert_eq!(found.aliases, ["Cargo", "Cargo.toml"]);
+        assert_eq!(model(&named("../cli/src"), none).unwrap().aliases, ["src"]);
     }
 }

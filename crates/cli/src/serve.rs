@@ -72,12 +72,12 @@ pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let stopped = runtime.block_on(async { signals(Arc::clone(&loading)) })?;
     let built = build::build(&settings, &files)?;
     loading.store(false, Ordering::SeqCst);
-    ready(args.json, bound.address(), &built, &settings, begun);
     let config = ServeConfig {
         aliases: files.aliases.clone(),
         launch_command: Some(launch_command(&files)),
         settings,
     };
+    ready(args.json, bound.address(), &built, &config, begun);
     let drained = runtime.block_on(async {
         let Built { engine, text } = built;
         bound.serve(config, engine, text, stopped).await
@@ -133,7 +133,7 @@ fn signals(loading: Arc<AtomicBool>) -> Result<impl Future<Output = ()> + Send +
 }
 
 /// What was chosen, for people, for machines, and for parsers of SGLang's log.
-fn ready(json: bool, at: SocketAddr, built: &Built, settings: &Settings, begun: Instant) {
+fn ready(json: bool, at: SocketAddr, built: &Built, config: &ServeConfig, begun: Instant) {
     let s = built.engine.status();
     let kv_bytes: u64 = s.pools.iter().map(|p| p.bytes_total).sum();
     tracing::info!(
@@ -147,11 +147,11 @@ fn ready(json: bool, at: SocketAddr, built: &Built, settings: &Settings, begun: 
         kv_bytes,
     );
     warn_of_eager(&s);
-    let open = settings.text_opt("server.api-key").is_none();
+    let open = config.settings.text_opt("server.api-key").is_none();
     if open && !at.ip().is_loopback() {
         tracing::warn!("anyone who reaches {at} can use this server: there is no --api-key");
     }
-    let name = settings.text_opt("server.served-model-name").unwrap_or(&s.model.name);
+    let name = config.model_name(&s.model);
     let seconds = begun.elapsed().as_secs_f64();
     if json {
         let report = json!({

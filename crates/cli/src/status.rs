@@ -136,7 +136,8 @@ fn totals(p: &mut String, e: &Value) {
         count(&c["prefill_steps"]),
         share(&c["prefill_steps_captured"], &c["prefill_steps"]),
     );
-    for (reason, n) in e["eager_steps"].as_object().into_iter().flatten() {
+    let eager = e["eager_steps"].as_object().into_iter().flatten();
+    for (reason, n) in eager.filter(|(_, n)| **n != 0) {
         let _ = writeln!(p, "eager     {} steps: {}", count(n), reason.replace('_', " "));
     }
     let _ = writeln!(

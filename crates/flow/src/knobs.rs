@@ -101,7 +101,7 @@ pub const KNOBS: &[Knob] = &[
         Text,
         "",
         Process,
-        "Name in /v1/models; by default the model's own."
+        "Name in /v1/models; by default the known model's or the file's."
     ),
     knob!(
         "server.max-connections",

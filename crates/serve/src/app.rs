@@ -71,10 +71,19 @@ pub struct App {
 pub struct ServeConfig {
     /// Every knob.
     pub settings: Settings,
-    /// Other names of the model: the file's, the store's.
+    /// Names of the model, best first: the store's, the file's. The first one is served where
+    /// `server.served-model-name` is not set; requests may use all of them.
     pub aliases: Vec<String>,
     /// Shown in `/server_info`; without keys.
     pub launch_command: Option<String>,
+}
+
+impl ServeConfig {
+    /// The name in `/v1/models`.
+    pub fn model_name<'a>(&'a self, model: &'a ModelFacts) -> &'a str {
+        let named = self.settings.text_opt("server.served-model-name");
+        named.or(self.aliases.first().map(String::as_str)).unwrap_or(&model.name)
+    }
 }
 
 impl App {
@@ -89,8 +98,7 @@ impl App {
         let status = engine.status();
         let capacity_tokens = status.capacity_tokens();
         let model = status.model;
-        let named = s.text_opt("server.served-model-name").map(str::to_owned);
-        let model_name = named.unwrap_or_else(|| model.name.clone());
+        let model_name = config.model_name(&model).to_owned();
         let keys = Keys {
             api: s.text_opt("server.api-key").map(str::to_owned),
             admin: s.text_opt("server.admin-key").map(str::to_owned),
@@ -135,7 +143,8 @@ impl App {
 
     /// True where a request may name the model so.
     pub fn is_served(&self, name: &str) -> bool {
-        name == self.model_name || self.aliases.iter().any(|a| a == name)
+        let own = [&self.model_name, &self.model.name];
+        own.into_iter().chain(&self.aliases).any(|n| n == name)
     }
 }
 

@@ -44,7 +44,7 @@ impl Server {
         let toy = Toy::start(toy, Arc::clone(&text));
         let config = ServeConfig {
             settings: settings(knobs),
-            aliases: vec!["toy-alias".into()],
+            aliases: vec!["toy".into(), "toy-alias".into()],
             launch_command: Some("lockstep serve".into()),
         };
         let host = config.settings.text("server.host").to_owned();

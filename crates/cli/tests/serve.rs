@@ -1,0 +1,127 @@
+//! The whole binary with the real model: ready, asked, looked at, stopped.
+
+mod common;
+
+use common::{lockstep, model, temp_dir, wait_until};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+struct Serving {
+    child: Child,
+    ready: Value,
+}
+
+impl Serving {
+    fn start(test: &str, flags: &[&str]) -> Serving {
+        let mut child = Command::new(lockstep())
+            .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB"])
+            .arg("--model")
+            .arg(model())
+            .args(flags)
+            .current_dir(temp_dir(test))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        Serving { child, ready }
+    }
+
+    fn url(&self) -> &str {
+        self.ready["url"].as_str().unwrap()
+    }
+
+    fn send(&self, path: &str, body: &Value) -> TcpStream {
+        let address = self.url().strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let body = body.to_string();
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n");
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        stream
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (String, Value) {
+        let mut text = String::new();
+        self.send(path, body).read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}")))
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    fn status(&self) -> Value {
+        let out = Command::new(lockstep()).args(["status", self.url(), "--json"]).output().unwrap();
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn long() -> Value {
+    json!({"prompt": "Once", "max_tokens": 1500, "ignore_eos": true})
+}
+
+#[test]
+fn it_answers_shows_its_state_and_drains() {
+    let mut serving = Serving::start("answers", &["--graph-max-bs", "8"]);
+    assert_eq!(serving.ready["model"], "SmolLM2-135M-Instruct.Q4_1");
+    let body = json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 4});
+    let (head, answer) = serving.post("/v1/completions", &body);
+    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+    assert!(answer["choices"][0]["text"].as_str().unwrap().starts_with(" Paris"), "{answer}");
+    let info = serving.status();
+    assert_eq!(info["internal_states"][0]["decode_cuda_graph_bs"], json!([1, 2, 4, 8]));
+    assert_eq!(info["lockstep"]["engine"]["counters"]["finished"], 1);
+    let out = Command::new(lockstep()).args(["status", serving.url()]).output().unwrap();
+    let page = String::from_utf8(out.stdout).unwrap();
+    assert!(out.status.success() && page.contains("decode-1 "), "{page}");
+    let mut running = serving.send("/v1/completions", &long());
+    wait_until("it runs", || serving.status()["lockstep"]["engine"]["running"] == 1);
+    serving.signal("TERM");
+    let mut text = String::new();
+    running.read_to_string(&mut text).unwrap();
+    assert!(text.contains("\"completion_tokens\":1500"), "{text}");
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let mut serving = Serving::start("second", &[]);
+    let mut body = long();
+    body["max_tokens"] = json!(2500);
+    let _running = serving.send("/v1/completions", &body);
+    wait_until("it runs", || serving.status()["lockstep"]["engine"]["running"] == 1);
+    serving.signal("INT");
+    let address = serving.url().strip_prefix("http://").unwrap().to_owned();
+    wait_until("it drains", || TcpStream::connect(&address).is_err());
+    assert!(serving.child.try_wait().unwrap().is_none(), "it still drains");
+    serving.signal("INT");
+    assert_eq!(serving.child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_drain_has_an_end() {
+    let mut serving = Serving::start("cut", &["--drain-timeout", "0"]);
+    let mut body = long();
+    body["max_tokens"] = json!(2500);
+    let mut running = serving.send("/v1/completions", &body);
+    wait_until("it runs", || serving.status()["lockstep"]["engine"]["running"] == 1);
+    serving.signal("TERM");
+    let mut text = String::new();
+    running.read_to_string(&mut text).unwrap();
+    assert!(text.contains("503") && text.contains("shutting_down"), "{text}");
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
+}
