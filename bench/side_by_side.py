@@ -74,7 +74,7 @@ def sides(args, rows):
     if args.llama_bin:
         made["llama.cpp"] = lambda: servers.llama(
             "--parallel", rows, "-c", CONTEXT_TOKENS, "--cache-ram", 0,
-            model=args.model, folder=args.llama_bin, threads=args.threads)
+            model=args.model, folder=args.llama_bin, threads=args.threads, spin=True)
     return made
 
 

@@ -44,9 +44,10 @@ def resident_bytes(pid, field="VmRSS"):
 class Server:
     """A child process that serves HTTP. Use as a context manager."""
 
-    def __init__(self, name, argv, port, ready_path="/health", ready_s=180):
+    def __init__(self, name, argv, port, ready_path="/health", ready_s=180, env=None):
         self.name, self.argv, self.port = name, [str(a) for a in argv], port
         self.ready_path, self.ready_s = ready_path, ready_s
+        self.env = {**os.environ, **(env or {})}
         self.log_path = out_dir() / f"{name}-{port}.log"
         self.process = None
         self.client = Client(port)
@@ -55,7 +56,7 @@ class Server:
     def __enter__(self):
         start = time.perf_counter()
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, env=self.env)
         while True:
             if self.process.poll() is not None:
                 raise RuntimeError(f"{self.name} ended before it was ready: {self.tail()}")
@@ -103,12 +104,13 @@ def lockstep(*flags, name="lockstep", model=None, binary=None):
     return Server(name, argv, port)
 
 
-def llama(*flags, name="llama-server", model=None, folder=None, threads=2):
-    """llama-server with these flags."""
+def llama(*flags, name="llama-server", model=None, folder=None, threads=2, spin=False):
+    """llama-server with these flags. Its threads spin at barriers, which is fast on a quiet machine
+    and ten times too slow on a busy one; tests let them sleep, measurements do not."""
     port = free_port()
     folder = folder or need("LOCKSTEP_LLAMA_BIN", "the folder of llama.cpp's binaries")
     argv = [
         Path(folder) / "llama-server", "--port", port, "--host", "127.0.0.1",
         "-m", model or model_path(), "-t", threads, "-tb", threads, *flags,
     ]
-    return Server(name, argv, port)
+    return Server(name, argv, port, env=None if spin else {"OMP_WAIT_POLICY": "passive"})
