@@ -3,7 +3,8 @@
 use core::arch::x86_64::*;
 
 use super::layout::Layout;
-use super::{ACC_STRIDE, FloatElem, K_CHUNK, TileCall, by_rows};
+use super::layout::by_rows;
+use super::{ACC_STRIDE, FloatElem, K_CHUNK, TileCall};
 use crate::cpu::quant::{BLOCK, QBlock};
 use crate::cpu::tile::{LANES, Scales};
 

@@ -6,13 +6,13 @@
 use core::arch::x86_64::*;
 
 use super::layout::Layout;
-use super::{ACC_STRIDE, FloatElem, K_CHUNK, TileCall, by_rows};
+use super::layout::{by_rows, unrolled};
+use super::{ACC_STRIDE, FloatElem, K_CHUNK, TileCall};
 use crate::cpu::quant::{BLOCK, QBlock};
 use crate::cpu::tile::{LANES, Scales};
 
-/// How far ahead of the codes in use the weights are fetched, for few rows: the kernel then runs
-/// at the speed of memory.
-const PREFETCH_BYTES: usize = 2048;
+/// How far ahead of the codes in use the weights are fetched.
+const PREFETCH_BYTES: usize = 4096;
 
 /// Quantised tiles times quantised rows.
 ///
@@ -21,7 +21,7 @@ const PREFETCH_BYTES: usize = 2048;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn quantised<L: Layout>(call: &TileCall) {
     for tile in 0..call.tiles {
-        by_rows!(call.rows, [16, 8, 4, 2, 1], first, ROWS => {
+        by_rows!(call.rows, [16, 12, 8, 4, 2, 1], first, ROWS => {
             // SAFETY: rows `first..first + ROWS` and tile `tile` are the call's.
             unsafe { quantised_rows::<L, ROWS>(call, tile, first) }
         });
@@ -39,42 +39,24 @@ unsafe fn quantised_rows<L: Layout, const ROWS: usize>(call: &TileCall, tile: us
         let mut x = call.x.add(first * call.x_stride_bytes);
         let mut acc = [_mm512_setzero_ps(); ROWS];
         for _ in 0..blocks {
-            if ROWS <= 4 {
-                for line in 0..L::Q.code_bytes() / 64 {
-                    let ahead = codes.wrapping_add(PREFETCH_BYTES + line * 64);
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                }
+            for line in 0..L::Q.code_bytes() / 64 {
+                let ahead = codes.wrapping_add(PREFETCH_BYTES + line * 64);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
             }
             let weights = unpack::<L>(codes);
             let (scale, second) = header::<L>(entry);
-            let mut row = x;
-            for acc in &mut acc {
-                let block = row.cast::<QBlock>();
-                let x_scale = _mm512_set1_ps((*block).scale);
-                match L::Q.scales {
-                    Scales::F32Halves => {
-                        let high = _mm512_set1_epi32((*block).start_high);
-                        let low = _mm512_sub_epi32(_mm512_set1_epi32((*block).start), high);
-                        let low = dot(from_start::<L>(low), &weights, block, 0..4);
-                        *acc = add_scaled(*acc, low, _mm512_mul_ps(scale, x_scale));
-                        let high = dot(from_start::<L>(high), &weights, block, 4..8);
-                        *acc = add_scaled(*acc, high, _mm512_mul_ps(second, x_scale));
-                    }
-                    scales => {
-                        let start = if L::Q.zero == 0 {
-                            _mm512_setzero_si512()
-                        } else {
-                            from_start::<L>(_mm512_set1_epi32((*block).start))
-                        };
-                        let sum = dot(start, &weights, block, 0..8);
-                        *acc = add_scaled(*acc, sum, _mm512_mul_ps(scale, x_scale));
-                        if matches!(scales, Scales::F16Min | Scales::F32Min) {
-                            let scaled_sum = _mm512_set1_ps((*block).scaled_sum);
-                            *acc = _mm512_fmadd_ps(second, scaled_sum, *acc);
-                        }
-                    }
-                }
-                row = row.add(call.x_stride_bytes);
+            macro_rules! group {
+                ($n:literal, $at:expr) => {{
+                    let first = x.add($at * $n * call.x_stride_bytes);
+                    let rows = core::array::from_fn(|r| first.add(r * call.x_stride_bytes));
+                    let acc = &mut acc.as_chunks_mut::<$n>().0[$at];
+                    add_blocks::<L, $n>(acc, &weights, scale, second, rows);
+                }};
+            }
+            match ROWS {
+                1 => group!(1, 0),
+                2 => group!(2, 0),
+                _ => unrolled!(ROWS / 4, at => group!(4, at)),
             }
             entry = entry.add(L::Q.scales.entry_bytes());
             codes = codes.add(L::Q.code_bytes());
@@ -83,6 +65,52 @@ unsafe fn quantised_rows<L: Layout, const ROWS: usize>(call: &TileCall, tile: us
         for (r, acc) in acc.into_iter().enumerate() {
             let out = call.acc.add((first + r) * ACC_STRIDE + tile * LANES);
             _mm512_store_ps(out, acc);
+        }
+    }
+}
+
+/// One block of some rows: the scalar definition, lane by lane. Their dot products advance
+/// together, because a chain of eight dependent ones is longer than the machine looks ahead.
+#[inline(always)]
+unsafe fn add_blocks<L: Layout, const N: usize>(
+    acc: &mut [__m512; N],
+    weights: &[__m512i; 8],
+    scale: __m512,
+    second: __m512,
+    rows: [*const u8; N],
+) {
+    let halves = matches!(L::Q.scales, Scales::F32Halves);
+    // SAFETY: the caller has AVX-512, and a block at each row.
+    unsafe {
+        let blocks = rows.map(|row| &*row.cast::<QBlock>());
+        let start = |start: i32| match L::Q.zero {
+            0 => _mm512_setzero_si512(),
+            _ => from_start::<L>(_mm512_set1_epi32(start)),
+        };
+        let mut sums = blocks.map(|x| {
+            let high = if halves { x.start_high } else { 0 };
+            start(x.start.wrapping_sub(high))
+        });
+        for (line, &weight) in weights.iter().enumerate() {
+            if halves && line == 4 {
+                for (r, x) in blocks.iter().enumerate() {
+                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(x.scale));
+                    acc[r] = add_scaled(acc[r], sums[r], scale);
+                    sums[r] = start(x.start_high);
+                }
+            }
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                let quad = _mm512_set1_epi32(*row.cast::<i32>().add(line));
+                *sum = _mm512_dpbusd_epi32(*sum, weight, quad);
+            }
+        }
+        let scale = if halves { second } else { scale };
+        for (r, x) in blocks.iter().enumerate() {
+            let scale = _mm512_mul_ps(scale, _mm512_set1_ps(x.scale));
+            acc[r] = add_scaled(acc[r], sums[r], scale);
+            if matches!(L::Q.scales, Scales::F16Min | Scales::F32Min) {
+                acc[r] = _mm512_fmadd_ps(second, _mm512_set1_ps(x.scaled_sum), acc[r]);
+            }
         }
     }
 }
@@ -133,25 +161,6 @@ fn from_start<L: Layout>(start: __m512i) -> __m512i {
         16 => _mm512_srai_epi32::<3>(start),
         _ => _mm512_srai_epi32::<4>(start),
     }
-}
-
-/// `start` plus the exact dot product of some lines with an activation block.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn dot(
-    start: __m512i,
-    weights: &[__m512i; 8],
-    block: *const QBlock,
-    lines: core::ops::Range<usize>,
-) -> __m512i {
-    let quads = block.cast::<i32>();
-    let mut sum = start;
-    for line in lines {
-        // SAFETY: a block begins with 8 quads of codes.
-        let quad = _mm512_set1_epi32(unsafe { *quads.add(line) });
-        sum = _mm512_dpbusd_epi32(sum, weights[line], quad);
-    }
-    sum
 }
 
 #[inline]

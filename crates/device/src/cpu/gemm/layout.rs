@@ -98,3 +98,20 @@ macro_rules! by_rows {
     }};
 }
 pub(super) use by_rows;
+
+/// Runs `$body` for `$i` in `0..$n` (at most 16), written out: a loop of this size is otherwise
+/// left rolled, and the accumulators that it indexes then live in memory.
+macro_rules! unrolled {
+    ($n:expr, $i:ident => $body:expr) => {
+        unrolled!(@ $n, $i => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $n:expr, $i:ident => $body:expr; $($at:literal)*) => {
+        {
+            $(if $at < $n {
+                let $i: usize = $at;
+                $body
+            })*
+        }
+    };
+}
+pub(super) use unrolled;

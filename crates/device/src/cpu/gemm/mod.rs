@@ -19,12 +19,13 @@
 //! Nothing here allocates; a [`Gemm`] is checked and resolved once, at capture.
 
 use core::fmt;
+use core::mem::MaybeUninit;
 use core::ops::Range;
 
 use super::isa::{Isa, KernelKind, counters};
 use super::quant::{self, QBlock};
 use super::tile::{LANES, PackedMatrix};
-use layout::{FloatElem, FloatFormat, by_rows, with_format};
+use layout::{FloatElem, FloatFormat, with_format};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -250,7 +251,8 @@ impl Gemm {
             let kind = if quantised { KernelKind::GemmQuantised } else { KernelKind::GemmFloat };
             counters().count(kind, args.isa);
         }
-        let mut acc = Accumulators([0.0; ROWS_MAX * ACC_STRIDE]);
+        let mut acc = MaybeUninit::<Accumulators>::uninit();
+        let acc = acc.as_mut_ptr().cast::<f32>();
         for task in tasks {
             let (column, part) = (task as usize / row_tasks, task as usize % row_tasks);
             let first_tile = column * TASK_TILES;
@@ -259,27 +261,21 @@ impl Gemm {
             for first in rows.clone().step_by(ROWS_MAX) {
                 let rows = (rows.end - first).min(ROWS_MAX);
                 // SAFETY: the caller vouches for the addresses; tiles and rows are inside.
-                unsafe { args.block(first_tile, tiles, first, rows, &mut acc) }
+                unsafe { args.block(first_tile, tiles, first, rows, acc) }
             }
         }
     }
 }
 
 /// Accumulators of up to 16 rows: of two tiles, then of the same two tiles of the `up` matrix.
+/// Left uninitialised: a kernel writes each of its rows before the epilogue reads them.
 #[repr(C, align(64))]
 struct Accumulators([f32; ROWS_MAX * ACC_STRIDE]);
 
 impl GemmArgs {
     /// # Safety
     /// As [`Gemm::run`]; tiles and rows are inside the matrix and the batch.
-    unsafe fn block(
-        &self,
-        tile: usize,
-        tiles: usize,
-        row: usize,
-        rows: usize,
-        acc: &mut Accumulators,
-    ) {
+    unsafe fn block(&self, tile: usize, tiles: usize, row: usize, rows: usize, acc: *mut f32) {
         let (x, x_stride_bytes) = match self.x {
             Activations::Quantised { blocks, row_stride_bytes } => {
                 (blocks.cast::<u8>(), row_stride_bytes)
@@ -287,7 +283,6 @@ impl GemmArgs {
             Activations::F32 { values, row_stride } => (values.cast::<u8>(), row_stride * 4),
         };
         let tile_bytes = self.desc.tile_bytes();
-        let acc_start = acc.0.as_mut_ptr();
         // SAFETY: the offsets stay inside what the caller vouches for.
         unsafe {
             let mut call = TileCall {
@@ -298,17 +293,16 @@ impl GemmArgs {
                 x: x.add(row * x_stride_bytes),
                 x_stride_bytes,
                 rows,
-                acc: acc_start,
+                acc,
             };
             self.tiles(&call);
             if let Epilogue::SwiGlu { up, .. } = self.epilogue {
                 call.weights = up.add(tile * tile_bytes);
-                call.acc = acc_start.add(TASK_TILES * LANES);
+                call.acc = acc.add(TASK_TILES * LANES);
                 self.tiles(&call);
             }
             let columns = (self.desc.n() - tile * LANES).min(tiles * LANES);
-            let done =
-                epilogue::Finished { acc: acc_start, row, rows, column: tile * LANES, columns };
+            let done = epilogue::Finished { acc, row, rows, column: tile * LANES, columns };
             epilogue::apply(self.isa, self, done);
         }
     }
