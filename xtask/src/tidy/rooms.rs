@@ -83,7 +83,7 @@ const ROOMS: &[Room] = &[
         name: "device",
         rooms: &["flow", "plan"],
         test_rooms: &[],
-        libraries: &["half", "libc"],
+        libraries: &["bytemuck", "half", "libc"],
         why: "device executes plans, whatever the model",
     },
     Room {
@@ -97,7 +97,7 @@ const ROOMS: &[Room] = &[
         name: "engine",
         rooms: &["flow", "pool", "sched", "plan", "model", "device"],
         test_rooms: &["weights", "text"],
-        libraries: &[],
+        libraries: &["bytemuck"],
         why: "engine knows no HTTP and opens no file",
     },
     Room {
