@@ -120,6 +120,7 @@ fn build_engine(spec: EngineSpec<'_>) -> Result<Arc<dyn Engine>, Failure> {
         knobs,
         device_facts,
         progress: &mut |done, _| bar.set_position(done),
+        tap: None,
     };
     let started = lockstep_engine::start(parts).map_err(start_failure)?;
     bar.finish_and_clear();

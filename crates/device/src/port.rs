@@ -92,6 +92,50 @@ impl From<Unsupported> for DeviceError {
 }
 
 /// A device. One thread, the step thread, owns it.
+///
+/// Nothing executes without a proof and a lease, by type: [`Device::capture`] takes a [`Proven`],
+/// which only `prove` makes, and a step takes a [`Lease`], which the token pool signs.
+///
+/// ```
+/// use lockstep_device::{ArenaId, Device, DeviceError, ExecId};
+/// use lockstep_flow::Lease;
+/// use lockstep_plan::Proven;
+/// use std::sync::Arc;
+///
+/// fn capture(d: &mut dyn Device, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+///     d.capture(plan, arena)
+/// }
+/// fn step(d: &mut dyn Device, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+///     d.replay(exec, lease)
+/// }
+/// ```
+///
+/// A plan without its proof:
+/// ```compile_fail,E0308
+/// use lockstep_device::{ArenaId, Device, DeviceError, ExecId};
+/// use lockstep_plan::StepPlan;
+/// use std::sync::Arc;
+///
+/// fn capture(d: &mut dyn Device, plan: &Arc<StepPlan>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+///     d.capture(plan, arena)
+/// }
+/// ```
+///
+/// A step without a lease, as captured and op by op:
+/// ```compile_fail,E0061
+/// use lockstep_device::{Device, DeviceError, ExecId};
+///
+/// fn step(d: &mut dyn Device, exec: ExecId) -> Result<(), DeviceError> {
+///     d.replay(exec)
+/// }
+/// ```
+/// ```compile_fail,E0061
+/// use lockstep_device::{Device, DeviceError, ExecId};
+///
+/// fn step(d: &mut dyn Device, exec: ExecId) -> Result<(), DeviceError> {
+///     d.eager(exec)
+/// }
+/// ```
 pub trait Device: Send {
     /// The side that shapes plans, usable from any thread.
     fn backend(&self) -> Arc<dyn Backend + Send + Sync>;

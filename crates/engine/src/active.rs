@@ -19,6 +19,8 @@ pub struct Active {
     sink: Box<dyn EventSink>,
     /// False once the sink said that nobody listens.
     listening: bool,
+    /// True once the final event is out.
+    ended: bool,
     /// Why it cannot go on, once known.
     failure: Option<Failure>,
 }
@@ -27,11 +29,15 @@ impl Active {
     /// Takes over a request that the scheduler has admitted.
     pub fn new(request: Request, sink: Box<dyn EventSink>) -> Active {
         let Request { params, prompt, grammar, .. } = request;
-        Active { params, prompt, grammar, sink, listening: true, failure: None }
+        Active { params, prompt, grammar, sink, listening: true, ended: false, failure: None }
     }
 
-    /// Tells the client; false once nobody listens.
+    /// Tells the client; false once nobody listens. Nothing follows a final event.
     pub fn emit(&mut self, request: RequestId, kind: EventKind) -> bool {
+        if self.ended {
+            return false;
+        }
+        self.ended = kind.is_final();
         self.listening = self.listening && self.sink.emit(Event { request, kind });
         self.listening
     }

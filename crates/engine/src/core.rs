@@ -5,14 +5,16 @@ use crate::audit::{Audit, Part};
 use crate::generation::{Bucket, Generation, Io};
 use crate::inputs;
 use crate::publish::Shared;
+use crate::tap::Tap;
 use lockstep_device::sample::SampleResult;
 use lockstep_device::{Device, DeviceError, ExecId, Mode};
-use lockstep_flow::status::EagerReason;
+use lockstep_flow::status::{EagerReason, Health};
 use lockstep_flow::{
-    Clock, EventKind, EventSink, Failure, Request, RequestId, Token, TokenLogprob,
+    Clock, Event, EventKind, EventSink, Failure, Request, RequestId, Token, TokenLogprob, Usage,
 };
 use lockstep_pool::{StepLease, StepTables};
 use lockstep_sched::{Batch, Outcome, Scheduler, Update};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Counters that the status is filled from.
@@ -67,6 +69,7 @@ pub struct Core {
     /// Every step op by op.
     pub(crate) eager: bool,
     pub(crate) audit: Audit,
+    pub(crate) tap: Option<Tap>,
     vocab: u32,
     outcomes: Vec<Outcome>,
     updates: Vec<Update>,
@@ -116,6 +119,7 @@ impl Core {
             clock,
             eager,
             audit,
+            tap: None,
             vocab,
             outcomes: Vec::with_capacity(rows),
             updates: Vec::with_capacity(live_max + 8 * rows),
@@ -127,7 +131,7 @@ impl Core {
     }
 
     /// Takes a request that has a place.
-    pub fn submit(&mut self, request: Request, mut sink: Box<dyn EventSink>) {
+    pub fn submit(&mut self, request: Request, sink: Box<dyn EventSink>) {
         let id = request.id;
         match self.sched.submit(&request, self.clock.now()) {
             Ok(_) => {
@@ -138,12 +142,31 @@ impl Core {
                 // The handle checks the same limits before it sends a request here, so this is
                 // the engine closing in between: the ticket is out, so it ends with an event.
                 let what = refusal.to_string();
-                let usage = lockstep_flow::Usage::default();
-                let failure = Failure::Engine { what };
-                let kind = EventKind::Failed { failure, usage };
-                sink.emit(lockstep_flow::Event { request: id, kind });
-                self.shared.leave();
+                self.turn_away(id, sink, Failure::Engine { what });
             }
+        }
+    }
+
+    /// Ends a request that has a place and never reached the scheduler.
+    pub fn turn_away(&self, request: RequestId, mut sink: Box<dyn EventSink>, failure: Failure) {
+        let kind = EventKind::Failed { failure, usage: Usage::default() };
+        sink.emit(Event { request, kind });
+        self.shared.leave();
+    }
+
+    /// Ends every request without the scheduler, which a panic may have left half-changed.
+    pub fn give_up(&mut self, what: &str) {
+        self.shared.close(what);
+        self.shared.update(|status| {
+            (status.running, status.queued) = (0, 0);
+            status.health = Health::Failed { why: what.into() };
+        });
+        for (request, mut active) in self.active.drain() {
+            let failure = Failure::Engine { what: what.into() };
+            let kind = EventKind::Failed { failure, usage: Usage::default() };
+            // A sink that panics here has had its event; the others still get theirs.
+            let _ = catch_unwind(AssertUnwindSafe(|| active.emit(request, kind)));
+            self.shared.leave();
         }
     }
 
@@ -184,6 +207,7 @@ impl Core {
         let result = self.run_audited(at, &lease, now);
         match result {
             Ok(()) => {
+                self.show_logits(at);
                 self.collect(at);
                 let now = self.clock.now();
                 self.sched
@@ -315,6 +339,12 @@ impl Core {
         if let Some(i) = reason.and_then(|r| EAGER_REASONS.iter().position(|x| *x == r)) {
             self.eager_reasons[i] += 1;
         }
+    }
+
+    fn show_logits(&mut self, at: usize) {
+        let Some(tap) = &mut self.tap else { return };
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        tap.show(self.device.as_ref(), &self.generation.buckets[at], batch);
     }
 
     /// Reads the sampled tokens and moves grammars past them.

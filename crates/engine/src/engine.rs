@@ -1,23 +1,24 @@
 //! Putting an engine together, and the step thread.
 
 use crate::audit::Audit;
-use crate::core::{Core, Turn};
+use crate::core::Core;
 use crate::generation::{Generation, capture_all, ladder, prove_all};
-use crate::handle::{Command, Handle};
+use crate::handle::Handle;
 use crate::publish::Shared;
 use crate::status;
+use crate::step_loop::StepLoop;
+use crate::tap::{LogitTap, Tap};
 use crate::{EngineError, Knobs, RealClock};
 use lockstep_device::Device;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
-use lockstep_flow::{Clock, Failure, Token};
+use lockstep_flow::{Clock, Token};
 use lockstep_model::{Model, PlanShape, SubPool};
 use lockstep_plan::{Backend, KvDtype};
 use lockstep_pool::{Pool, PoolConfig};
 use lockstep_sched::{Ladder, SchedConfig, Scheduler};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
-use std::time::Duration;
+use std::sync::mpsc;
 
 /// What an engine is started with.
 pub struct EngineParts<'a> {
@@ -35,6 +36,8 @@ pub struct EngineParts<'a> {
     pub device_facts: DeviceFacts,
     /// Told after each weight: how many of how many bytes have been loaded.
     pub progress: &'a mut dyn FnMut(u64, u64),
+    /// Sees every row of logits; costs nothing where there is none.
+    pub tap: Option<Box<dyn LogitTap>>,
 }
 
 /// Sizes that were chosen at start, for people.
@@ -57,6 +60,20 @@ pub struct Started {
 /// # Errors
 /// What does not fit, is not supported or is refused by the prover.
 pub fn start(parts: EngineParts<'_>) -> Result<Started, EngineError> {
+    let (started, steps) = assemble(parts)?;
+    let thread = std::thread::Builder::new()
+        .name("step".into())
+        .spawn(move || steps.run())
+        .map_err(|e| EngineError::Thread { kind: e.kind() })?;
+    started.handle.attend(thread);
+    Ok(started)
+}
+
+/// As [`start`], without the thread: whoever calls this turns the loop.
+///
+/// # Errors
+/// As [`start`].
+pub fn assemble(parts: EngineParts<'_>) -> Result<(Started, StepLoop), EngineError> {
     let EngineParts { mut device, model, knobs, eos, .. } = parts;
     let backend = device.backend();
     let shape = plan_shape(&knobs, &model, backend.as_ref())?;
@@ -89,19 +106,13 @@ pub fn start(parts: EngineParts<'_>) -> Result<Started, EngineError> {
     let shared = Arc::new(Shared::new(sched.limits(), live_max, status));
     let mut core =
         Core::new(device, sched, generation, shared.clone(), clock.clone(), (knobs.eager, audit));
-    core.publish();
+    core.tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
     let (sender, commands) = mpsc::channel();
-    let thread = std::thread::Builder::new()
-        .name("step".into())
-        .spawn(move || {
-            core.device.enter_step_thread();
-            step_loop(&mut core, &commands);
-        })
-        .map_err(|e| EngineError::Thread { kind: e.kind() })?;
-    let handle = Handle::new(shared, sender, thread, clock);
+    let steps = StepLoop::new(core, commands);
+    let handle = Handle::new(shared, sender, clock);
     let capacity_tokens = u64::from(shape.pages - 1) * u64::from(PAGE_TOKENS);
     let (context_tokens, kv_dtype) = (shape.context_tokens, shape.kv_dtype);
-    Ok(Started { handle, capacity_tokens, page_bytes, context_tokens, kv_dtype })
+    Ok((Started { handle, capacity_tokens, page_bytes, context_tokens, kv_dtype }, steps))
 }
 
 /// Shapes that follow from knobs and model.
@@ -209,60 +220,4 @@ fn scheduler(
         padding_max_percent: 100,
     };
     Ok(Scheduler::new(config, ladder, pool)?)
-}
-
-/// Runs until told to stop or until the device fails.
-fn step_loop(core: &mut Core, commands: &Receiver<Command>) {
-    let mut draining = false;
-    loop {
-        match next_command(core, commands) {
-            Some(Command::Submit(request, sink)) => {
-                core.submit(*request, sink);
-                continue;
-            }
-            Some(Command::Cancel(id)) => {
-                core.abort(id, Failure::Cancelled);
-                continue;
-            }
-            Some(Command::Drain) => draining = true,
-            Some(Command::Shutdown) => {
-                core.abort_all(&Failure::ShuttingDown);
-                core.publish();
-                return;
-            }
-            None => {}
-        }
-        match core.turn() {
-            Ok(Turn::Stepped) => core.publish(),
-            Ok(Turn::Idle) => {}
-            Err(e) => {
-                core.fail(&e.to_string());
-                return;
-            }
-        }
-        if draining {
-            core.publish();
-        }
-    }
-}
-
-/// How often an idle loop looks at deadlines.
-const IDLE_TICK: Duration = Duration::from_millis(20);
-
-/// The next command; waits for one where there is nothing to step.
-fn next_command(core: &mut Core, commands: &Receiver<Command>) -> Option<Command> {
-    match commands.try_recv() {
-        Ok(command) => return Some(command),
-        Err(TryRecvError::Disconnected) => return Some(Command::Shutdown),
-        Err(TryRecvError::Empty) => {}
-    }
-    if !core.is_idle() {
-        return None;
-    }
-    core.publish();
-    match commands.recv_timeout(IDLE_TICK) {
-        Ok(command) => Some(command),
-        Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
-        Err(RecvTimeoutError::Timeout) => None,
-    }
 }

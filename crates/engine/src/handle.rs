@@ -37,10 +37,14 @@ impl Handle {
     pub(crate) fn new(
         shared: Arc<Shared>,
         commands: Sender<Command>,
-        thread: JoinHandle<()>,
         clock: Arc<dyn Clock>,
     ) -> Handle {
-        Handle { shared, commands, thread: Arc::new(Mutex::new(Some(thread))), clock }
+        Handle { shared, commands, thread: Arc::new(Mutex::new(None)), clock }
+    }
+
+    /// The step thread, for [`Handle::shutdown`] to wait for.
+    pub(crate) fn attend(&self, thread: JoinHandle<()>) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     }
 
     /// Admits a request, or says why not. Returns at once; events go to `sink` from the step

@@ -20,10 +20,14 @@ mod inputs;
 mod knobs;
 mod publish;
 mod status;
+mod step_loop;
+mod tap;
 
 pub use clock::RealClock;
-pub use engine::{EngineParts, Started, plan_shape, start};
+pub use engine::{EngineParts, Started, assemble, plan_shape, start};
 pub use error::EngineError;
 pub use generation::{Bucket, Generation, Io, ProvenBucket, capture_all, ladder, prove_all};
 pub use handle::Handle;
 pub use knobs::Knobs;
+pub use step_loop::{LoopTurn, StepLoop};
+pub use tap::LogitTap;

@@ -53,6 +53,11 @@ impl Shared {
         })
     }
 
+    /// Places taken.
+    pub fn live(&self) -> u32 {
+        self.live.load(Ordering::Acquire)
+    }
+
     /// Gives a place back.
     pub fn leave(&self) {
         let before = self.live.fetch_sub(1, Ordering::AcqRel);

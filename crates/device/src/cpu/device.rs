@@ -98,6 +98,14 @@ impl CpuDevice {
         self.pool.threads()
     }
 
+    /// Has a kernel thread panic, as a broken kernel would: the next step fails, and so does every
+    /// one after it. For tests of what happens then.
+    #[doc(hidden)]
+    pub fn break_threads(&mut self, what: &'static str) {
+        // The panic comes back as an error here, and again from the next walk.
+        let _ = self.pool.execute(&Broken(what));
+    }
+
     fn exec(&self, exec: ExecId) -> &Exec {
         let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
         found.expect("an executable id comes from capture and is used until release")
@@ -212,6 +220,23 @@ impl CpuDevice {
             op: format!("packing of {name}"),
             what: e.to_string(),
         })
+    }
+}
+
+/// One task, which panics.
+struct Broken(&'static str);
+
+impl Program for Broken {
+    fn ops(&self) -> u32 {
+        1
+    }
+
+    fn tasks(&self, _op: u32) -> u32 {
+        1
+    }
+
+    unsafe fn run(&self, _op: u32, _task: u32, _thread: u32) {
+        panic!("{}", self.0);
     }
 }
 

@@ -46,15 +46,21 @@ impl Reference {
     }
 }
 
+/// What is done to an input row of every matrix before it is multiplied.
+pub type Round = fn(&mut [f64]);
+
 struct Matrix {
     cols: usize,
     data: Vec<f64>,
+    round: Round,
 }
 
 impl Matrix {
     fn times(&self, x: &[f64]) -> Vec<f64> {
         assert_eq!(x.len(), self.cols);
-        self.data.chunks_exact(self.cols).map(|row| dot(row, x)).collect()
+        let mut x = x.to_vec();
+        (self.round)(&mut x);
+        self.data.chunks_exact(self.cols).map(|row| dot(row, &x)).collect()
     }
 }
 
@@ -75,12 +81,14 @@ struct Model<'a> {
     ckpt: &'a Checkpoint,
     spec: &'a LlamaSpec,
     inv_freq: Vec<f32>,
+    round: Round,
 }
 
 impl Model<'_> {
     fn maybe(&self, role: Role) -> Option<Matrix> {
         let t = self.ckpt.tensor(role)?;
-        Some(Matrix { cols: t.cols, data: t.decode().into_iter().map(f64::from).collect() })
+        let data = t.decode().into_iter().map(f64::from).collect();
+        Some(Matrix { cols: t.cols, data, round: self.round })
     }
 
     fn need(&self, role: Role) -> Matrix {
@@ -160,9 +168,14 @@ impl Model<'_> {
 
 /// Logits of every position of a prompt.
 pub fn logits(ckpt: &Checkpoint, prompt: &[usize]) -> Vec<Vec<f64>> {
+    logits_rounding(ckpt, prompt, |_| {})
+}
+
+/// As [`logits`], with every input row of a matrix rounded first.
+pub fn logits_rounding(ckpt: &Checkpoint, prompt: &[usize], round: Round) -> Vec<Vec<f64>> {
     use LayerRole::*;
     let ModelSpec::Llama(spec) = ckpt.spec() else { panic!("a Llama") };
-    let model = Model { ckpt, spec, inv_freq: spec.rope.inverse_frequencies() };
+    let model = Model { ckpt, spec, inv_freq: spec.rope.inverse_frequencies(), round };
     let embed = model.need(Role::Embed);
     let mut x: Vec<Vec<f64>> =
         prompt.iter().map(|&t| embed.data[t * embed.cols..][..embed.cols].to_vec()).collect();

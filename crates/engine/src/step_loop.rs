@@ -1,0 +1,137 @@
+//! The step loop: commands between steps, steps while there is work, one end for every request.
+
+use crate::core::{Core, Turn};
+use crate::handle::Command;
+use lockstep_flow::Failure;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
+
+/// How often an idle loop looks at deadlines.
+const IDLE_TICK: Duration = Duration::from_millis(20);
+
+/// How long a stopping loop waits for a command of a request that has taken a place.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What a turn of the loop came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoopTurn {
+    /// A step ran.
+    Stepped,
+    /// There was nothing to step.
+    Idle,
+    /// It was told to stop, or the device failed: every request has ended and no step will run.
+    Stopped,
+}
+
+/// The step loop of an engine. [`crate::start`] runs it on a thread of its own; whoever wants to
+/// choose when a step happens (tests, a simulated world) takes it from [`crate::assemble`].
+pub struct StepLoop {
+    core: Core,
+    commands: Receiver<Command>,
+    draining: bool,
+    stopped: bool,
+}
+
+impl core::fmt::Debug for StepLoop {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "StepLoop")
+    }
+}
+
+impl StepLoop {
+    pub(crate) fn new(core: Core, commands: Receiver<Command>) -> StepLoop {
+        core.publish();
+        StepLoop { core, commands, draining: false, stopped: false }
+    }
+
+    /// Follows the commands that are there, then runs at most one step. Does not wait.
+    pub fn turn(&mut self) -> LoopTurn {
+        while !self.stopped {
+            match self.commands.try_recv() {
+                Ok(command) => self.follow(command),
+                Err(TryRecvError::Disconnected) => self.follow(Command::Shutdown),
+                Err(TryRecvError::Empty) => break,
+            }
+        }
+        if self.stopped {
+            return LoopTurn::Stopped;
+        }
+        match self.core.turn() {
+            Ok(turn) => {
+                if turn == Turn::Stepped || self.draining {
+                    self.core.publish();
+                }
+                if turn == Turn::Stepped { LoopTurn::Stepped } else { LoopTurn::Idle }
+            }
+            Err(e) => {
+                self.core.fail(&e.to_string());
+                self.stop(&Failure::Engine { what: e.to_string() });
+                LoopTurn::Stopped
+            }
+        }
+    }
+
+    /// Runs until told to stop or until the device fails. A panic on the way ends every request
+    /// with words and leaves the engine failed.
+    pub(crate) fn run(mut self) {
+        self.core.device.enter_step_thread();
+        let turns = || {
+            while self.turn() != LoopTurn::Stopped {
+                self.rest();
+            }
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(turns)) {
+            let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+                (Some(s), _) => s,
+                (_, Some(s)) => s.as_str(),
+                _ => "a value that is no text",
+            };
+            let what = format!("the step thread panicked: {message}");
+            self.core.give_up(&what);
+            self.stop(&Failure::Engine { what });
+        }
+    }
+
+    /// Where there is nothing to step, waits for a command.
+    fn rest(&mut self) {
+        if !self.core.is_idle() {
+            return;
+        }
+        self.core.publish();
+        match self.commands.recv_timeout(IDLE_TICK) {
+            Ok(command) => self.follow(command),
+            Err(RecvTimeoutError::Disconnected) => self.follow(Command::Shutdown),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+
+    fn follow(&mut self, command: Command) {
+        match command {
+            Command::Submit(request, sink) => self.core.submit(*request, sink),
+            Command::Cancel(id) => self.core.abort(id, Failure::Cancelled),
+            Command::Drain => self.draining = true,
+            Command::Shutdown => {
+                self.core.shared.close("it is shutting down");
+                self.core.abort_all(&Failure::ShuttingDown);
+                self.core.publish();
+                self.stop(&Failure::ShuttingDown);
+            }
+        }
+    }
+
+    /// Ends the requests that had taken a place before the door closed and whose command is still
+    /// on its way: nothing that was admitted ends without an event.
+    fn stop(&mut self, failure: &Failure) {
+        self.stopped = true;
+        while self.core.shared.live() > 0 {
+            match self.commands.recv_timeout(FAREWELL) {
+                Ok(Command::Submit(request, sink)) => {
+                    self.core.turn_away(request.id, sink, failure.clone());
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A CPU device that can be told to fail in the middle of the load.
+
+use lockstep_device::{
+    ArenaId, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, WeightData,
+};
+use lockstep_flow::Lease;
+use lockstep_plan::{Backend, BufferId, OpId, Proven};
+use std::sync::Arc;
+
+/// What happens before a step: the number of the step, and the device that will run it.
+pub type BeforeStep = Box<dyn FnMut(u64, &mut CpuDevice) + Send>;
+
+/// A CPU device with a hook before every step.
+pub struct FaultDevice {
+    pub inner: CpuDevice,
+    pub before_step: BeforeStep,
+}
+
+impl FaultDevice {
+    pub fn new(before_step: BeforeStep) -> FaultDevice {
+        FaultDevice { inner: CpuDevice::new(2, "auto").unwrap(), before_step }
+    }
+}
+
+impl Device for FaultDevice {
+    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
+        self.inner.backend()
+    }
+
+    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
+        self.inner.load_weight(name, data)
+    }
+
+    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
+        self.inner.bind_state(name, bytes)
+    }
+
+    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
+        self.inner.arena(bytes)
+    }
+
+    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
+        self.inner.free_arena(arena)
+    }
+
+    fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+        self.inner.capture(plan, arena)
+    }
+
+    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.inner.seal(exec)
+    }
+
+    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.inner.release(exec)
+    }
+
+    fn manifest(&self, exec: ExecId) -> &Manifest {
+        self.inner.manifest(exec)
+    }
+
+    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
+        self.inner.check_manifest(exec)
+    }
+
+    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
+        self.inner.input_mut(exec, input)
+    }
+
+    fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
+        self.inner.inputs_mut(exec, inputs)
+    }
+
+    fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
+        self.inner.output(exec, output)
+    }
+
+    fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        (self.before_step)(lease.step(), &mut self.inner);
+        self.inner.replay(exec, lease)
+    }
+
+    fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        (self.before_step)(lease.step(), &mut self.inner);
+        self.inner.eager(exec, lease)
+    }
+
+    fn explore(
+        &mut self,
+        exec: ExecId,
+        lease: &dyn Lease,
+        order: &[OpId],
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        self.inner.explore(exec, lease, order, poison)
+    }
+
+    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
+        self.inner.peek(exec, buffer, offset, out);
+    }
+
+    fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
+        self.inner.copy_inputs(from, to);
+    }
+
+    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
+        self.inner.first_difference(a, b, buffer, len)
+    }
+
+    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_state(name, offset, bytes)
+    }
+
+    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_state(name, offset, out)
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.inner.memory()
+    }
+}
