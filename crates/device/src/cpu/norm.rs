@@ -14,7 +14,7 @@ const ROWS_PER_TASK: u32 = 8;
 ///
 /// Definition: lane l sums x[i]^2 over i = l, l + 16, ... by `fma(x, x, acc)`; the lanes are added
 /// by the tree of [`Lanes::sum`]; r = 1 / sqrt(sum / dim + eps), each step rounded to f32; then
-/// out[i] = (x[i] * r) * weight[i].
+/// out[i] = (x[i] * r) * weight[i]. A NaN is stored as [`f32::NAN`].
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {
     /// Instruction set.
@@ -170,11 +170,11 @@ unsafe fn scale<V: Lanes>(x: *const f32, weight: *const f32, out: *mut f32, len:
     unsafe {
         let r = V::splat(r);
         for i in (0..whole).step_by(LANES) {
-            V::load(x.add(i)).mul(r).mul(V::load(weight.add(i))).store(out.add(i));
+            V::load(x.add(i)).mul(r).mul(V::load(weight.add(i))).quiet().store(out.add(i));
         }
         if tail > 0 {
             let w = V::load_part(weight.add(whole), tail);
-            V::load_part(x.add(whole), tail).mul(r).mul(w).store_part(out.add(whole), tail);
+            V::load_part(x.add(whole), tail).mul(r).mul(w).quiet().store_part(out.add(whole), tail);
         }
     }
 }
@@ -293,6 +293,18 @@ mod tests {
                 }
                 assert!(!keep || out == plain);
             }
+        }
+    }
+
+    /// Which of two NaNs an operation passes on differs between instruction sets.
+    #[test]
+    fn a_nan_of_any_payload_comes_out_as_the_one_quiet_nan() {
+        let mut x = vec![1f32; 3 * 20];
+        x[3] = f32::from_bits(0xffc1_2345);
+        x[20] = f32::INFINITY;
+        for isa in isas() {
+            let out = norm(isa, &x, 20, &[f32::from_bits(0x7fd0_0001); 20], None);
+            assert!(out.iter().all(|v| v.to_bits() == f32::NAN.to_bits()), "{isa:?}");
         }
     }
 

@@ -200,7 +200,7 @@ unsafe fn norm_and_turn<V: Lanes>(
                     RopePairing::Adjacent => v.swap_pairs(),
                 };
                 let sine = partner.mul(V::load(sin.add(i)));
-                v.fma(V::load(cos.add(i)), sine).store(out.add(i));
+                v.fma(V::load(cos.add(i)), sine).quiet().store(out.add(i));
             }
         } else {
             for i in 0..rotary {
@@ -209,7 +209,8 @@ unsafe fn norm_and_turn<V: Lanes>(
                     RopePairing::Adjacent => i ^ 1,
                 };
                 let sine = *from.add(partner) * *sin.add(i);
-                *out.add(i) = (*from.add(i)).mul_add(*cos.add(i), sine);
+                let turned = (*from.add(i)).mul_add(*cos.add(i), sine);
+                *out.add(i) = if turned.is_nan() { f32::NAN } else { turned };
             }
         }
         core::ptr::copy_nonoverlapping(from.add(rotary), out.add(rotary), dim - rotary);

@@ -56,7 +56,7 @@ unsafe fn run_body<V: Lanes>(a: &Attention, first: usize, end: usize) {
                 let r = V::splat(1.0 / *folded.add(dim + 1));
                 let out = a.out.add(row * a.out_stride + head * dim);
                 for d in (0..dim).step_by(LANES) {
-                    V::load(folded.add(d)).mul(r).store(out.add(d));
+                    V::load(folded.add(d)).mul(r).quiet().store(out.add(d));
                 }
             }
         }

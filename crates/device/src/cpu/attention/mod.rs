@@ -10,7 +10,7 @@
 //!   o[d] = fma(p, v[d], o[d]) over the seen positions in order, from 0.
 //! - Splits are folded from the left, the first as it is: m' = greater of m and m_i,
 //!   a = exp(m - m'), b = exp(m_i - m'), l = fma(l_i, b, l * a), o[d] = fma(o_i[d], b, o[d] * a).
-//! - out[d] = o[d] * (1 / l).
+//! - out[d] = o[d] * (1 / l); a NaN is stored as [`f32::NAN`].
 //!
 //! Nothing here depends on other rows. Rows of the same sequence share loads of K and V, and the
 //! fold happens either where the partials are made or in the combining op; both change no bits. A

@@ -173,7 +173,7 @@ unsafe fn run_split<V: Lanes, E: KvElem>(
             k[p] = a.k_pages.cast::<E>().add(part);
             v[p] = a.v_pages.cast::<E>().add(part);
         }
-        tile.scores::<V, E>(&k, (p0, p1), (q0, q1));
+        tile.scores::<V, E>(&k, &v, (p0, p1), (q0, q1));
         for i in (q0..q1).filter(active) {
             tile.softmax::<V>(i, seen_by[i]);
         }

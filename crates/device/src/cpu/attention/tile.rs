@@ -77,6 +77,7 @@ impl Tile {
     pub unsafe fn scores<V: Lanes, E: KvElem>(
         self,
         k: &Pages<E>,
+        v: &Pages<E>,
         (p0, p1): (usize, usize),
         (q0, q1): (usize, usize),
     ) {
@@ -90,18 +91,18 @@ impl Tile {
                 while i < q1 {
                     let n = q1 - i;
                     i += match n {
-                        12.. if V::TILE >= 12 => self.score::<V, E, 12, 1>(i, p, k),
-                        8.. if V::TILE >= 12 => self.score::<V, E, 8, 1>(i, p, k),
-                        6.. if V::TILE >= 12 && two => self.score::<V, E, 6, 2>(i, p, k),
-                        6.. if V::TILE >= 12 => self.score::<V, E, 6, 1>(i, p, k),
-                        4.. if V::TILE >= 12 && two => self.score::<V, E, 4, 2>(i, p, k),
-                        4.. if V::TILE >= 4 => self.score::<V, E, 4, 1>(i, p, k),
-                        3.. if two => self.score::<V, E, 3, 2>(i, p, k),
-                        3.. => self.score::<V, E, 3, 1>(i, p, k),
-                        2 if two => self.score::<V, E, 2, 2>(i, p, k),
-                        2 => self.score::<V, E, 2, 1>(i, p, k),
-                        _ if two => self.score::<V, E, 1, 2>(i, p, k),
-                        _ => self.score::<V, E, 1, 1>(i, p, k),
+                        12.. if V::TILE >= 12 => self.score::<V, E, 12, 1>(i, p, k, v),
+                        8.. if V::TILE >= 12 => self.score::<V, E, 8, 1>(i, p, k, v),
+                        6.. if V::TILE >= 12 && two => self.score::<V, E, 6, 2>(i, p, k, v),
+                        6.. if V::TILE >= 12 => self.score::<V, E, 6, 1>(i, p, k, v),
+                        4.. if V::TILE >= 12 && two => self.score::<V, E, 4, 2>(i, p, k, v),
+                        4.. if V::TILE >= 4 => self.score::<V, E, 4, 1>(i, p, k, v),
+                        3.. if two => self.score::<V, E, 3, 2>(i, p, k, v),
+                        3.. => self.score::<V, E, 3, 1>(i, p, k, v),
+                        2 if two => self.score::<V, E, 2, 2>(i, p, k, v),
+                        2 => self.score::<V, E, 2, 1>(i, p, k, v),
+                        _ if two => self.score::<V, E, 1, 2>(i, p, k, v),
+                        _ => self.score::<V, E, 1, 1>(i, p, k, v),
                     };
                 }
             }
@@ -116,16 +117,29 @@ impl Tile {
         i: usize,
         p: usize,
         k: &Pages<E>,
+        v: &Pages<E>,
     ) -> usize {
         // SAFETY: the caller's contract.
         unsafe {
             let q = self.q(i).cast_const();
+            // With few query vectors the loads are what takes the time, so the pages needed next
+            // are asked for early, as far as the load ports have room: K pages here and V pages in
+            // `weigh`, where the last K pages of the split ask for its first V pages.
+            let ahead: [*const E; NP] = core::array::from_fn(|m| match k.get(p + NP + m) {
+                Some(&page) if !page.is_null() => page,
+                _ => *v.iter().find(|page| !page.is_null()).unwrap_or(&k[p]),
+            });
             let mut acc = [[[V::splat(0.0); 2]; NP]; NQ];
             for d in 0..self.dim {
                 let mut keys = [[V::splat(0.0); 2]; NP];
                 for (n, keys) in keys.iter_mut().enumerate() {
                     let row = k[p + n].add(d * PAGE);
                     *keys = [E::load(row), E::load(row.add(LANES))];
+                }
+                if NQ <= 6 {
+                    for page in ahead {
+                        prefetch::<V, E>(page, d * PAGE, PAGE);
+                    }
                 }
                 for (n, acc) in acc.iter_mut().enumerate() {
                     let q = V::splat(*q.add(n * Q_STRIDE + d));
@@ -269,9 +283,18 @@ impl Tile {
             let mut j = from;
             while j < to {
                 let page_end = to.min((j / PAGE + 1) * PAGE);
-                let mut row = v[j / PAGE].add(j % PAGE * self.dim + d);
+                let at = j % PAGE * self.dim + d;
+                let mut row = v[j / PAGE].add(at);
+                let mut ahead = match v.get(j / PAGE + 1) {
+                    Some(&page) if !page.is_null() => page.wrapping_add(at),
+                    _ => row,
+                };
                 for j in j..page_end {
                     let mut values = [V::splat(0.0); ND];
+                    if NQ <= 4 {
+                        prefetch::<V, E>(ahead, 0, ND * LANES);
+                        ahead = ahead.wrapping_add(self.dim);
+                    }
                     for (m, value) in values.iter_mut().enumerate() {
                         *value = E::load(row.add(m * LANES));
                     }
@@ -292,5 +315,13 @@ impl Tile {
             }
         }
         NQ
+    }
+}
+
+/// Asks for `elements` elements from `at` on.
+#[inline(always)]
+fn prefetch<V: Lanes, E: KvElem>(page: *const E, at: usize, elements: usize) {
+    for line in (0..elements * size_of::<E>()).step_by(64) {
+        V::prefetch(page.wrapping_add(at).wrapping_byte_add(line));
     }
 }

@@ -32,6 +32,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch<T>(p: *const T) {
+        // SAFETY: SSE is part of x86-64, and a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
         // SAFETY: the caller says that the CPU has AVX2.
         unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }
@@ -117,6 +123,17 @@ impl Lanes for Avx2 {
     fn exp2_of_shifted(self) -> Self {
         // SAFETY: the value exists, so the CPU has AVX2.
         unsafe { Avx2(exp2_of_shifted(self.0), exp2_of_shifted(self.1)) }
+    }
+
+    #[inline(always)]
+    fn quiet(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            let nan = _mm256_set1_ps(f32::NAN);
+            let lo = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0);
+            let hi = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.1, self.1);
+            Avx2(_mm256_blendv_ps(self.0, nan, lo), _mm256_blendv_ps(self.1, nan, hi))
+        }
     }
 
     #[inline(always)]

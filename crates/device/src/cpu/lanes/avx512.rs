@@ -32,6 +32,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch<T>(p: *const T) {
+        // SAFETY: SSE is part of x86-64, and a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
         // SAFETY: the caller says that the CPU has AVX-512.
         Avx512(unsafe { _mm512_set1_ps(v) })
@@ -97,6 +103,15 @@ impl Lanes for Avx512 {
         unsafe {
             let n = _mm512_add_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(127));
             Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(n)))
+        }
+    }
+
+    #[inline(always)]
+    fn quiet(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        unsafe {
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            Avx512(_mm512_mask_blend_ps(nan, self.0, _mm512_set1_ps(f32::NAN)))
         }
     }
 

@@ -80,6 +80,9 @@ pub trait Lanes: Copy {
     /// `p` is writable for 16 integers.
     unsafe fn store_rounded(self, p: *mut u32);
 
+    /// Asks for the cache line at `p`, which need not be readable.
+    fn prefetch<T>(p: *const T);
+
     /// `self + o`
     fn add(self, o: Self) -> Self;
     /// `self - o`
@@ -97,6 +100,9 @@ pub trait Lanes: Copy {
     /// The float whose bits are `(bits(self) + 127) << 23`, modulo 2^32: 2^n where `self` is
     /// n + 1.5 * 2^23 with n in -126..=127.
     fn exp2_of_shifted(self) -> Self;
+    /// The one quiet NaN of [`f32::NAN`] where a lane is NaN: which payload survives an operation
+    /// is the only thing that instruction sets disagree on, so stored results have this one.
+    fn quiet(self) -> Self;
     /// Lane `l` is lane `l ^ 1`.
     fn swap_pairs(self) -> Self;
     /// Bit `l` is 1 where lane `l > o`.

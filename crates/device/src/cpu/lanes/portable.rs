@@ -67,6 +67,9 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn prefetch<T>(_: *const T) {}
+
+    #[inline(always)]
     fn add(self, o: Self) -> Self {
         Portable(from_fn(|l| self.0[l] + o.0[l]))
     }
@@ -104,6 +107,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn exp2_of_shifted(self) -> Self {
         Portable(self.0.map(|v| f32::from_bits(v.to_bits().wrapping_add(127) << 23)))
+    }
+
+    #[inline(always)]
+    fn quiet(self) -> Self {
+        Portable(self.0.map(|v| if v.is_nan() { f32::NAN } else { v }))
     }
 
     #[inline(always)]
