@@ -27,6 +27,8 @@ pub enum TextError {
     DuplicateToken { text: String, first: Token, second: Token },
     /// A token with an empty text.
     EmptyToken { token: Token },
+    /// A token whose text is longer than any real one.
+    TokenTooLong { token: Token, bytes: usize, max_bytes: usize },
     /// A token type outside 1..=6.
     TokenType { token: Token, found: i32 },
     /// A score that is not a finite number.
@@ -41,6 +43,8 @@ pub enum TextError {
     Decoder { found: String },
     /// The tokenizer library refused the definition or the text; its words.
     Tokenizer { what: String },
+    /// A run of white space, or of anything else, that is too long to be cut reliably.
+    RunTooLong { space: bool, max_chars: usize },
     /// The model has no chat template.
     NoTemplate,
     /// The chat template does not parse.
@@ -149,6 +153,9 @@ impl fmt::Display for TextError {
                 write!(f, "tokens {first} and {second} have the same text {text:?}")
             }
             E::EmptyToken { token } => write!(f, "token {token} has an empty text"),
+            E::TokenTooLong { token, bytes, max_bytes } => {
+                write!(f, "token {token} has {bytes} bytes; at most {max_bytes} are supported")
+            }
             E::TokenType { token, found } => {
                 write!(f, "token {token} has type {found}; types are 1 to 6")
             }
@@ -173,6 +180,11 @@ impl fmt::Display for TextError {
                  SentencePiece sequence (Replace, ByteFallback, Fuse, Strip) or Metaspace"
             ),
             E::Tokenizer { what } => write!(f, "the tokenizer definition is refused: {what}"),
+            E::RunTooLong { space, max_chars } => {
+                let what =
+                    if *space { "characters of white space" } else { "characters without any" };
+                write!(f, "the text has more than {max_chars} {what} in a row; break the run up")
+            }
             E::NoTemplate => write!(
                 f,
                 "the model has no chat template (tokenizer.chat_template in a GGUF file, \

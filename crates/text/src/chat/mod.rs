@@ -88,6 +88,8 @@ impl ChatTemplate {
             out.write_str(&python::str_of(value)?).map_err(Error::from)
         });
         env.add_filter("tojson", tojson);
+        env.add_test("iterable", python::is_iterable);
+        env.add_test("sequence", python::is_sequence);
         env.add_filter("string", |value: &Jinja| python::str_of(value));
         env.add_filter("trim", |value: &Jinja, chars: Option<&str>| -> Result<String, Error> {
             let text = python::str_of(value)?;
@@ -232,7 +234,7 @@ fn generation_tags_to_if(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        let Some(end) = tag[2..].find("%}").map(|at| at + 2) else {
             rest = tag;
             break;
         };
@@ -273,14 +275,19 @@ fn tojson(value: &Jinja, indent: Option<Jinja>, kwargs: Kwargs) -> Result<Jinja,
         Some(indent) => Some(indent),
         None => kwargs.get("indent")?,
     };
-    let indent = indent.filter(|v| !v.is_none()).map(usize::try_from).transpose()?;
-    let sort_keys: Option<bool> = kwargs.get("sort_keys")?;
-    // Accepted as in Python; these are the values that templates give.
-    let _: Option<Jinja> = kwargs.get("ensure_ascii")?;
-    let _: Option<Jinja> = kwargs.get("separators")?;
+    let separators: Option<Jinja> = kwargs.get("separators")?;
+    let separator = |v: &Jinja, i| v.get_item_by_index(i).and_then(|s| python::str_of(&s));
+    let how = Dumps {
+        indent: indent.filter(|v| !v.is_none()).map(usize::try_from).transpose()?,
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        separators: separators
+            .filter(|v| !v.is_none())
+            .map(|v| Ok::<_, Error>((separator(&v, 0)?, separator(&v, 1)?)))
+            .transpose()?,
+    };
     kwargs.assert_all_used()?;
-    let how = Dumps { indent, sort_keys: sort_keys.unwrap_or(false) };
-    python::dumps(value, how).map(Jinja::from_safe_string)
+    python::dumps(value, &how).map(Jinja::from_safe_string)
 }
 
 /// The message of `raise_exception`, told apart from a failing template.

@@ -8,28 +8,46 @@ use std::fmt::Write;
 /// Nesting that printing follows; deeper values are an error, not a stack overflow.
 const DEPTH_MAX: usize = 256;
 
-/// What `json.dumps(.., ensure_ascii=False)` is asked for.
-#[derive(Clone, Copy, Default)]
+/// The arguments of `json.dumps`. What is not given is Python's default, except that
+/// `transformers` lets characters outside ASCII stand.
+#[derive(Clone, Default)]
 pub(crate) struct Dumps {
     pub(crate) indent: Option<usize>,
     pub(crate) sort_keys: bool,
+    pub(crate) ensure_ascii: bool,
+    /// Between items, and between key and value.
+    pub(crate) separators: Option<(String, String)>,
 }
 
-/// `json.dumps(value, ensure_ascii=False)` with Python's default separators.
-pub(crate) fn dumps(value: &Value, how: Dumps) -> Result<String, Error> {
+impl Dumps {
+    fn item_separator(&self) -> &str {
+        match &self.separators {
+            Some((item, _)) => item,
+            None if self.indent.is_some() => ",",
+            None => ", ",
+        }
+    }
+
+    fn key_separator(&self) -> &str {
+        self.separators.as_ref().map_or(": ", |(_, key)| key)
+    }
+}
+
+/// Python's `json.dumps(value, ..)`.
+pub(crate) fn dumps(value: &Value, how: &Dumps) -> Result<String, Error> {
     let mut out = String::new();
     dump(value, how, 0, &mut out)?;
     Ok(out)
 }
 
-fn dump(value: &Value, how: Dumps, depth: usize, out: &mut String) -> Result<(), Error> {
+fn dump(value: &Value, how: &Dumps, depth: usize, out: &mut String) -> Result<(), Error> {
     check(depth)?;
     let invalid = |what: &str| Error::new(ErrorKind::BadSerialization, what.to_owned());
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
         ValueKind::Number => number(value, out),
-        ValueKind::String => quote_json(value.as_str().unwrap_or_default(), out),
+        ValueKind::String => quote_json(value.as_str().unwrap_or_default(), how, out),
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
             container(&items, ['[', ']'], how, depth, out, |item, out| {
@@ -43,10 +61,10 @@ fn dump(value: &Value, how: Dumps, depth: usize, out: &mut String) -> Result<(),
             }
             container(&keys, ['{', '}'], how, depth, out, |key, out| {
                 match key.as_str() {
-                    Some(text) => quote_json(text, out),
-                    None => quote_json(&str_of(key)?, out),
+                    Some(text) => quote_json(text, how, out),
+                    None => quote_json(&str_of(key)?, how, out),
                 }
-                out.push_str(": ");
+                out.push_str(how.key_separator());
                 dump(&value.get_item(key)?, how, depth + 1, out)
             })?;
         }
@@ -59,7 +77,7 @@ fn dump(value: &Value, how: Dumps, depth: usize, out: &mut String) -> Result<(),
 fn container(
     items: &[Value],
     [open, close]: [char; 2],
-    how: Dumps,
+    how: &Dumps,
     depth: usize,
     out: &mut String,
     mut item: impl FnMut(&Value, &mut String) -> Result<(), Error>,
@@ -73,7 +91,7 @@ fn container(
     };
     for (i, value) in items.iter().enumerate() {
         if i > 0 {
-            out.push_str(if how.indent.is_some() { "," } else { ", " });
+            out.push_str(how.item_separator());
         }
         newline(depth + 1, out);
         item(value, out)?;
@@ -92,7 +110,7 @@ fn check(depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn quote_json(text: &str, out: &mut String) {
+fn quote_json(text: &str, how: &Dumps, out: &mut String) {
     out.push('"');
     for c in text.chars() {
         match c {
@@ -105,6 +123,11 @@ fn quote_json(text: &str, out: &mut String) {
             '\u{c}' => out.push_str("\\f"),
             c if (c as u32) < 0x20 => {
                 let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c if how.ensure_ascii && !c.is_ascii() => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
             }
             c => out.push(c),
         }
@@ -156,7 +179,7 @@ pub(crate) fn str_of(value: &Value) -> Result<String, Error> {
 
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     check(depth)?;
-    let plain = Dumps::default();
+    let plain = &Dumps::default();
     match value.kind() {
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
@@ -201,6 +224,18 @@ fn quote_python(text: &str, out: &mut String) {
         }
     }
     out.push(quote);
+}
+
+/// Jinja's `is iterable`: whether Python's `iter` takes the value, as it does a string.
+pub(crate) fn is_iterable(value: &Value) -> bool {
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
+}
+
+/// Jinja's `is sequence`: whether the value has a length and can be indexed.
+pub(crate) fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Map, Seq, String, Undefined};
+    matches!(value.kind(), Map | Seq | String | Undefined)
 }
 
 /// Python's `str.isspace` for one character: Unicode white space and the four separators.
@@ -322,13 +357,24 @@ mod tests {
         });
         let v = Value::from(Serde(&v));
         assert_eq!(
-            dumps(&v, Dumps::default()).unwrap(),
+            dumps(&v, &Dumps::default()).unwrap(),
             "{\"b\": [1, 2.5, 1e+16, 1e-05, 100.0, -0.0, true, null], \
              \"a\": {\"ü\": \"<|x|>\\u0001\\n\\\"\\\\/\u{7f}\"}, \"e\": [], \"f\": {}}"
         );
-        let how = Dumps { indent: Some(2), sort_keys: true };
+        let how = Dumps { indent: Some(2), sort_keys: true, ..Dumps::default() };
         let small = Value::from(Serde(&serde_json::json!({"b": [1], "a": {}})));
-        assert_eq!(dumps(&small, how).unwrap(), "{\n  \"a\": {},\n  \"b\": [\n    1\n  ]\n}");
+        assert_eq!(dumps(&small, &how).unwrap(), "{\n  \"a\": {},\n  \"b\": [\n    1\n  ]\n}");
+    }
+
+    #[test]
+    fn json_in_ascii_and_with_separators() {
+        let how = Dumps {
+            ensure_ascii: true,
+            separators: Some((",".into(), ":".into())),
+            ..Dumps::default()
+        };
+        let v = Value::from(Serde(&serde_json::json!({"é": ["😀", 1]})));
+        assert_eq!(dumps(&v, &how).unwrap(), "{\"\\u00e9\":[\"\\ud83d\\ude00\",1]}");
     }
 
     #[test]

@@ -3,10 +3,14 @@
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use lockstep_flow::{MaskError, Token, TokenMask};
+use std::sync::Arc;
 
 /// [`TokenMask`] over the grammar engine.
 pub(super) struct GrammarMask {
     matcher: Matcher,
+    /// Ids that the grammar engine knows.
+    vocab: u32,
+    eos: Arc<[Token]>,
     accepted: usize,
 }
 
@@ -17,8 +21,8 @@ impl std::fmt::Debug for GrammarMask {
 }
 
 impl GrammarMask {
-    pub(super) fn new(matcher: Matcher) -> GrammarMask {
-        GrammarMask { matcher, accepted: 0 }
+    pub(super) fn new(matcher: Matcher, vocab: u32, eos: Arc<[Token]>) -> GrammarMask {
+        GrammarMask { matcher, vocab, eos, accepted: 0 }
     }
 
     fn engine(what: impl ToString) -> MaskError {
@@ -44,8 +48,15 @@ impl TokenMask for GrammarMask {
         let rejected = MaskError::Rejected { token, at_output_index: self.accepted };
         if self.matcher.is_stopped() {
             let reason = self.matcher.stop_reason();
-            // The end token of a text that was already complete.
-            return if reason.is_ok() { Ok(()) } else { Err(GrammarMask::engine(reason)) };
+            return match reason.is_ok() {
+                false => Err(GrammarMask::engine(reason)),
+                // The end token of a text that was already complete.
+                true if self.eos.contains(&token) => Ok(()),
+                true => Err(rejected),
+            };
+        }
+        if token.0 >= self.vocab {
+            return Err(rejected);
         }
         match self.matcher.try_consume_tokens(&[token.0]) {
             Ok(1) => {

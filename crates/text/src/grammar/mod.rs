@@ -64,6 +64,7 @@ impl GrammarSpec {
 pub(crate) struct Grammars {
     factory: ParserFactory,
     tokenizer: Arc<Tokenizer>,
+    eos: Arc<[Token]>,
 }
 
 impl Grammars {
@@ -82,7 +83,7 @@ impl Grammars {
         limits.max_lexer_states = 50_000;
         limits.max_grammar_size = 200_000;
         limits.verbose_errors = false;
-        Ok(Grammars { factory, tokenizer })
+        Ok(Grammars { factory, tokenizer, eos: eos.into() })
     }
 
     /// Compiles `spec`. Where the output begins with reasoning, `after` is the mark that ends it;
@@ -104,11 +105,12 @@ impl Grammars {
         let top = TopLevelGrammar { grammars, max_tokens: None };
         let refused = |what| TextError::Grammar { kind: spec.kind(), what };
         let parser = guarded(|| self.factory.create_parser(top)).map_err(refused)?;
-        let matcher = Matcher::new(Ok(parser));
-        if let Some(what) = matcher.get_error() {
-            return Err(refused(what));
-        }
-        Ok(Box::new(mask::GrammarMask::new(matcher)))
+        let mut matcher = Matcher::new(Ok(parser));
+        // The first mask is made here: a grammar that allows no first token fails now, not on the
+        // step thread.
+        matcher.compute_mask_or_eos().map_err(|e| refused(e.to_string()))?;
+        let vocab = self.tokenizer.pieces().len() as u32;
+        Ok(Box::new(mask::GrammarMask::new(matcher, vocab, self.eos.clone())))
     }
 
     fn body(&self, spec: &GrammarSpec) -> Result<GrammarWithLexer, TextError> {

@@ -1,22 +1,33 @@
-//! A `tokenizer.json` from a GGUF vocabulary, in memory.
+//! The library's tokenizer from a GGUF vocabulary.
 
-use super::pre::{self, Pre};
+use super::pre;
 use super::vocab::{GgufVocab, Kind};
 use crate::TextError;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 /// SentencePiece's visible space.
 pub(crate) const SPM_SPACE: char = '\u{2581}';
 
 /// What the builder hands to the tokenizer.
 pub(crate) struct Built {
-    pub(crate) json: Value,
+    pub(crate) inner: tokenizers::Tokenizer,
+    /// The decoder, as `tokenizer.json` would have it.
+    pub(crate) decoder: Value,
     pub(crate) kinds: Vec<Kind>,
     pub(crate) add_bos: bool,
 }
 
-/// Checks `vocab` and writes its definition.
+/// What surrounds the model, as `tokenizer.json` would have it.
+struct Parts {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    decoder: Value,
+}
+
+/// Checks `vocab` and builds its tokenizer.
 pub(crate) fn build(vocab: &GgufVocab) -> Result<Built, TextError> {
     let kinds = vocab.check()?;
     if vocab.model == "gpt2" { byte_level(vocab, kinds) } else { sentence_piece(vocab, kinds) }
@@ -42,34 +53,18 @@ fn byte_level(vocab: &GgufVocab, kinds: Vec<Kind>) -> Result<Built, TextError> {
         if !ids.contains_key(whole.as_str()) {
             return Err(bad(Some(whole)));
         }
-        merges.push(json!([left, right]));
+        merges.push((left.to_owned(), right.to_owned()));
     }
-    let model = json!({
-        "type": "BPE",
-        "dropout": null,
-        "unk_token": null,
-        "continuing_subword_prefix": null,
-        "end_of_word_suffix": null,
-        "fuse_unk": false,
-        "byte_fallback": false,
-        "ignore_merges": pre.ignore_merges,
-        "vocab": vocab_json(vocab),
-        "merges": merges,
-    });
-    let json = definition(&added(vocab, &kinds), model, byte_level_parts(*pre));
-    Ok(Built { json, kinds, add_bos: vocab.add_bos.unwrap_or(pre.add_bos) })
-}
-
-/// Normalizer, pre-tokenizer and decoder.
-fn byte_level_parts(pre: Pre) -> [Value; 3] {
-    let normalizer = if pre.nfc { json!({"type": "NFC"}) } else { Value::Null };
+    let model = model(vocab, merges).ignore_merges(pre.ignore_merges);
     let decoder = json!({
         "type": "ByteLevel",
         "add_prefix_space": true,
         "trim_offsets": true,
         "use_regex": true,
     });
-    [normalizer, pre.to_json(), decoder]
+    let normalizer = if pre.nfc { json!({"type": "NFC"}) } else { Value::Null };
+    let parts = Parts { normalizer, pre_tokenizer: pre.to_json(), decoder };
+    assemble(vocab, kinds, model, parts, vocab.add_bos.unwrap_or(pre.add_bos))
 }
 
 fn sentence_piece(vocab: &GgufVocab, kinds: Vec<Kind>) -> Result<Built, TextError> {
@@ -79,18 +74,12 @@ fn sentence_piece(vocab: &GgufVocab, kinds: Vec<Kind>) -> Result<Built, TextErro
     if let (Some(byte), None) = (missing, &unk) {
         return Err(TextError::NoByteToken { byte });
     }
-    let model = json!({
-        "type": "BPE",
-        "dropout": null,
-        "unk_token": unk,
-        "continuing_subword_prefix": null,
-        "end_of_word_suffix": null,
-        "fuse_unk": true,
-        "byte_fallback": missing.is_none(),
-        "ignore_merges": false,
-        "vocab": vocab_json(vocab),
-        "merges": merges_of_scores(vocab, &kinds, &ids),
-    });
+    let mut model = model(vocab, merges_of_scores(vocab, &kinds, &ids))
+        .fuse_unk(true)
+        .byte_fallback(missing.is_none());
+    if let Some(unk) = unk {
+        model = model.unk_token(unk);
+    }
     let space = SPM_SPACE.to_string();
     let prefix = vocab.add_space_prefix.unwrap_or(true);
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": space});
@@ -109,14 +98,14 @@ fn sentence_piece(vocab: &GgufVocab, kinds: Vec<Kind>) -> Result<Built, TextErro
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
     let decoder = json!({"type": "Sequence", "decoders": decoders});
-    let json = definition(&added(vocab, &kinds), model, [normalizer, Value::Null, decoder]);
-    Ok(Built { json, kinds, add_bos: vocab.add_bos.unwrap_or(true) })
+    let parts = Parts { normalizer, pre_tokenizer: Value::Null, decoder };
+    assemble(vocab, kinds, model, parts, vocab.add_bos.unwrap_or(true))
 }
 
 /// SentencePiece merges the adjacent pair whose union has the highest score. As ranked merges:
 /// every split of every normal piece into two pieces, best score first (the conversion that
 /// transformers applies to SentencePiece models, so the ids are theirs in ties too).
-fn merges_of_scores(vocab: &GgufVocab, kinds: &[Kind], ids: &HashMap<&str, u32>) -> Vec<Value> {
+fn merges_of_scores(vocab: &GgufVocab, kinds: &[Kind], ids: &HashMap<&str, u32>) -> Merges {
     let usable = |id: u32| matches!(kinds[id as usize], Kind::Normal | Kind::UserDefined);
     let mut ranked: Vec<(f32, &str, &str, u32, u32)> = Vec::new();
     for (id, piece) in vocab.tokens.iter().enumerate().filter(|(id, _)| usable(*id as u32)) {
@@ -139,49 +128,47 @@ fn merges_of_scores(vocab: &GgufVocab, kinds: &[Kind], ids: &HashMap<&str, u32>)
             .then_with(|| chars(b.1).cmp(&chars(a.1)))
             .then_with(|| chars(b.2).cmp(&chars(a.2)))
     });
-    ranked.into_iter().map(|(_, left, right, ..)| json!([left, right])).collect()
+    ranked.into_iter().map(|(_, left, right, ..)| (left.to_owned(), right.to_owned())).collect()
 }
 
 fn ids(vocab: &GgufVocab) -> HashMap<&str, u32> {
     vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id as u32)).collect()
 }
 
-fn vocab_json(vocab: &GgufVocab) -> Map<String, Value> {
-    vocab.tokens.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect()
+fn model(vocab: &GgufVocab, merges: Merges) -> BpeBuilder {
+    let ids: Vocab =
+        vocab.tokens.iter().enumerate().map(|(id, text)| (text.clone(), id as u32)).collect();
+    BPE::builder().vocab_and_merges(ids, merges)
 }
 
-/// Control and user-defined tokens, which are found in text before anything else looks at it.
-fn added(vocab: &GgufVocab, kinds: &[Kind]) -> Vec<Value> {
-    let entry = |(id, kind): (usize, &Kind)| {
-        let special = match kind {
-            Kind::Control | Kind::Unknown => true,
-            Kind::UserDefined => false,
-            Kind::Normal | Kind::Unused | Kind::Byte => return None,
+/// Control and user-defined tokens are found in text before anything else looks at it.
+fn assemble(
+    vocab: &GgufVocab,
+    kinds: Vec<Kind>,
+    model: BpeBuilder,
+    parts: Parts,
+    add_bos: bool,
+) -> Result<Built, TextError> {
+    let refused = |e: serde_json::Error| TextError::Tokenizer { what: e.to_string() };
+    let mut inner = tokenizers::Tokenizer::new(model.build().map_err(super::refused)?);
+    let normalizer: Option<NormalizerWrapper> =
+        serde_json::from_value(parts.normalizer).map_err(refused)?;
+    let pre_tokenizer: Option<PreTokenizerWrapper> =
+        serde_json::from_value(parts.pre_tokenizer).map_err(refused)?;
+    let decoder: DecoderWrapper = serde_json::from_value(parts.decoder.clone()).map_err(refused)?;
+    inner.with_normalizer(normalizer).map_err(super::refused)?;
+    inner.with_pre_tokenizer(pre_tokenizer);
+    inner.with_decoder(Some(decoder));
+    let of = |special: bool| {
+        let wanted = move |kind: &Kind| match kind {
+            Kind::Control | Kind::Unknown => special,
+            Kind::UserDefined => !special,
+            Kind::Normal | Kind::Unused | Kind::Byte => false,
         };
-        Some(json!({
-            "id": id,
-            "content": vocab.tokens[id],
-            "single_word": false,
-            "lstrip": false,
-            "rstrip": false,
-            "normalized": false,
-            "special": special,
-        }))
+        let texts = vocab.tokens.iter().zip(&kinds).filter(move |(_, kind)| wanted(kind));
+        texts.map(move |(text, _)| AddedToken::from(text.as_str(), special).normalized(false))
     };
-    kinds.iter().enumerate().filter_map(entry).collect()
-}
-
-fn definition(added: &[Value], model: Value, parts: [Value; 3]) -> Value {
-    let [normalizer, pre_tokenizer, decoder] = parts;
-    json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": null,
-        "decoder": decoder,
-        "model": model,
-    })
+    inner.add_special_tokens(of(true)).map_err(super::refused)?;
+    inner.add_tokens(of(false)).map_err(super::refused)?;
+    Ok(Built { inner, decoder: parts.decoder, kinds, add_bos })
 }

@@ -16,7 +16,14 @@ pub use vocab::{GgufVocab, MODELS};
 
 use crate::TextError;
 use lockstep_flow::{Token, limits};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer};
+
+/// Characters of one run of white space, or of anything else, at most. Pre-tokenizer patterns
+/// backtrack over such runs, and the regular-expression engine gives up at a million steps: it
+/// would then cut the text in the wrong places without saying so. Hugging Face's engine fails on
+/// runs of that length too.
+const RUN_CHARS_MAX: usize = 500_000;
 
 /// How a text is encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +31,8 @@ pub struct Encode {
     /// Put the model's BOS in front, where the model has one that its tokenizer adds by itself.
     pub add_bos: bool,
     /// Read the spellings of control tokens as those tokens. Text from a client that is not the
-    /// prompt's author's own must not be read so.
+    /// prompt's author's own must not be read so. Tokens that a vocabulary merely adds
+    /// (user-defined: `<think>`, long runs of spaces) are always read.
     pub parse_special: bool,
 }
 
@@ -49,21 +57,22 @@ pub(crate) struct Tokenizer {
 impl Tokenizer {
     /// From a vocabulary that a GGUF file states.
     pub(crate) fn from_gguf(vocab: &GgufVocab) -> Result<Tokenizer, TextError> {
-        let built = build::build(vocab)?;
-        let bytes = built.json.to_string().into_bytes();
-        let inner = load(&bytes)?;
-        let spelling = Spelling::of_decoder(&built.json["decoder"])?;
+        let built = guarded(|| build::build(vocab))?;
+        let spelling = Spelling::of_decoder(&built.decoder)?;
         let piece = |(text, kind): (&String, Kind)| Piece { bytes: spelling.bytes(text), kind };
         let pieces: Vec<Piece> = vocab.tokens.iter().zip(built.kinds).map(piece).collect();
         let prefix = vocab.bos.filter(|_| built.add_bos).map(Token).into_iter().collect();
-        Ok(Tokenizer::assemble(inner, pieces, spelling, prefix))
+        Ok(Tokenizer::assemble(built.inner, pieces, spelling, prefix))
     }
 
     /// From the definition of a Hugging Face folder.
     pub(crate) fn from_hf(folder: &HfFolder) -> Result<Tokenizer, TextError> {
         let spelling = Spelling::of_decoder(&folder.decoder)?;
-        let mut inner = load(&folder.tokenizer_json)?;
-        folder.add_tokens(&mut inner)?;
+        let inner = guarded(|| {
+            let mut inner = load(&folder.tokenizer_json)?;
+            folder.add_tokens(&mut inner)?;
+            Ok(inner)
+        })?;
         let vocab = inner.get_vocab(true);
         let n = vocab.values().max().map_or(0, |&id| id as usize + 1);
         if n == 0 || n > limits::VOCAB_MAX as usize {
@@ -135,14 +144,43 @@ impl Tokenizer {
 
     /// The library's own way: every spelling of an added token is that token.
     pub(crate) fn encode_all(&self, text: &str, out: &mut Vec<Token>) -> Result<(), TextError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(refused)?;
-        out.extend(encoding.get_ids().iter().copied().map(Token));
-        Ok(())
+        self.check_runs(text)?;
+        guarded(|| {
+            let encoding = self.inner.encode_fast(text, false).map_err(refused)?;
+            out.extend(encoding.get_ids().iter().copied().map(Token));
+            Ok(())
+        })
     }
 
     /// The library's steps one by one, with the marks taken out between the split at added tokens
     /// and the pre-tokenizer.
     pub(crate) fn encode_marked(
+        &self,
+        text: &str,
+        mark: char,
+        out: &mut Vec<Token>,
+    ) -> Result<(), TextError> {
+        self.check_runs(text)?;
+        guarded(|| self.encode_marked_steps(text, mark, out))
+    }
+
+    fn check_runs(&self, text: &str) -> Result<(), TextError> {
+        if text.len() <= RUN_CHARS_MAX || self.inner.get_pre_tokenizer().is_none() {
+            return Ok(());
+        }
+        let (mut run, mut kind) = (0usize, None);
+        for c in text.chars() {
+            let space = c.is_whitespace();
+            run = if kind == Some(space) { run + 1 } else { 1 };
+            kind = Some(space);
+            if run > RUN_CHARS_MAX {
+                return Err(TextError::RunTooLong { space, max_chars: RUN_CHARS_MAX });
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_marked_steps(
         &self,
         text: &str,
         mark: char,
@@ -172,6 +210,13 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, TextError> {
     inner.with_padding(None);
     inner.with_truncation(None).map_err(refused)?;
     Ok(inner)
+}
+
+/// Runs a part of the tokenizer library. It indexes and unwraps on the word of the definition, so
+/// a definition that lies can make it panic; that is the definition's error.
+fn guarded<T>(f: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
+    let broken = |_| TextError::Tokenizer { what: "its parts contradict each other".into() };
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(broken(panic)))
 }
 
 fn refused(e: tokenizers::Error) -> TextError {

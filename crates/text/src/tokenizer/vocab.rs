@@ -7,6 +7,11 @@ use std::collections::HashMap;
 /// The values of `tokenizer.ggml.model` that this room builds.
 pub const MODELS: &[&str] = &["gpt2", "llama"];
 
+/// Bytes of a token's spelling, at most; the longest real ones are runs of spaces.
+const TOKEN_BYTES_MAX: usize = 4096;
+/// The same for SentencePiece, where every way to split a token is looked at.
+const PIECE_BYTES_MAX: usize = 1024;
+
 /// The tokenizer keys of a GGUF file's metadata, as plain data.
 ///
 /// `None` where the file lacks a key; what then holds is the convention of the file format for
@@ -86,6 +91,11 @@ impl GgufVocab {
             let second = Token(id as u32);
             if text.is_empty() {
                 return Err(TextError::EmptyToken { token: second });
+            }
+            let (bytes, spm) = (text.len(), self.model == "llama");
+            let max_bytes = if spm { PIECE_BYTES_MAX } else { TOKEN_BYTES_MAX };
+            if bytes > max_bytes {
+                return Err(TextError::TokenTooLong { token: second, bytes, max_bytes });
             }
             if let Some(first) = first.insert(text.as_str(), second) {
                 return Err(TextError::DuplicateToken { text: text.clone(), first, second });
