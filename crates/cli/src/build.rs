@@ -4,7 +4,7 @@ use crate::exit::{Exit, Failure};
 use crate::resolve::ModelFiles;
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_device::{CpuDevice, cpu::CpuBackend};
-use lockstep_engine::{EngineError, EngineParts, Knobs};
+use lockstep_engine::{EngineError, EngineParts, Knobs, Late, Started};
 use lockstep_flow::Settings;
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_model::Model;
@@ -16,22 +16,13 @@ use lockstep_weights::{Checkpoint, ModelSpec, VocabData};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 /// What serving needs.
 pub struct Built {
     /// The step loop, running.
     pub engine: Arc<dyn Engine>,
     /// Tokenizer, chat template, grammars.
-    pub text: Arc<TextModel>,
-}
-
-/// What an engine is made of.
-pub struct EngineSpec<'a> {
-    /// Every knob.
-    pub settings: &'a Settings,
-    /// The weights, open.
-    pub checkpoint: Checkpoint,
-    /// The text room's part, for the tokens that end a text.
     pub text: Arc<TextModel>,
 }
 
@@ -47,17 +38,6 @@ pub struct ShownPlan {
 
 fn bad_model(e: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::BadModel, e)
-}
-
-/// Opens the weights and everything of the text room. The weights' digest is taken meanwhile, so
-/// that it does not cost start-up time of its own.
-fn open(files: &ModelFiles) -> Result<(Checkpoint, Arc<TextModel>), Failure> {
-    let checkpoint = Checkpoint::open(&files.path).map_err(bad_model)?;
-    let text = std::thread::scope(|scope| {
-        scope.spawn(|| checkpoint.digest(1));
-        open_text(&checkpoint)
-    })?;
-    Ok((checkpoint, Arc::new(text)))
 }
 
 fn open_text(checkpoint: &Checkpoint) -> Result<TextModel, Failure> {
@@ -90,41 +70,61 @@ fn gguf_vocab(v: VocabData) -> GgufVocab {
     }
 }
 
-/// Builds everything that `serve` needs.
+/// Builds everything that `serve` needs. Tokenizer and digest are made while the engine packs the
+/// weights and proves its plans: start-up takes as long as the longer of the two.
 pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> {
-    let (checkpoint, text) = open(files)?;
-    let spec = EngineSpec { settings, checkpoint, text: Arc::clone(&text) };
-    let engine = build_engine(spec)?;
+    let checkpoint = Arc::new(Checkpoint::open(&files.path).map_err(bad_model)?);
+    let device = device(settings)?;
+    let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
+    let mut text = None;
+    let started = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| open_text(&checkpoint));
+        let digest = scope.spawn(|| checkpoint.digest(1).to_string());
+        start(settings, device, model, || {
+            let opened = join(opening);
+            let eos = opened.as_ref().ok().map(|t| t.eos_tokens().to_vec());
+            text = Some(opened);
+            Some(Late { eos: eos?, weights_digest: Some(join(digest)) })
+        })
+    });
+    // A text room that does not open is the reason for a start that was given up.
+    let text = text.transpose()?;
+    let engine: Arc<dyn Engine> = Arc::new(started?.handle);
+    let text = Arc::new(text.expect("an engine starts after its text room has opened"));
     Ok(Built { engine, text })
 }
 
-/// Weights -> model -> plans and proofs -> device -> a running engine.
-fn build_engine(spec: EngineSpec<'_>) -> Result<Arc<dyn Engine>, Failure> {
-    let EngineSpec { settings, checkpoint, text } = spec;
-    let knobs = knobs(settings);
-    let device = device(settings)?;
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Model -> plans and proofs -> device -> a running engine.
+fn start(
+    settings: &Settings,
+    device: CpuDevice,
+    model: Model,
+    late: impl FnOnce() -> Option<Late>,
+) -> Result<Started, Failure> {
     let device_facts = DeviceFacts {
         name: "cpu".into(),
         isa: device.isa().name().into(),
         threads: device.threads(),
         arena_bytes: 0,
     };
-    let checkpoint = Arc::new(checkpoint);
-    let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
     let bar = progress_bar(model.checkpoint_bytes());
     let parts = EngineParts {
         device: Box::new(device),
-        model_facts: model_facts(&model, settings, &text),
+        model_facts: model_facts(&model, settings),
         model,
-        eos: text.eos_tokens(),
-        knobs,
+        eos: &[],
+        knobs: knobs(settings),
         device_facts,
         progress: &mut |done, _| bar.set_position(done),
         tap: None,
     };
-    let started = lockstep_engine::start(parts).map_err(start_failure)?;
+    let started = lockstep_engine::start_with(parts, late).map_err(start_failure);
     bar.finish_and_clear();
-    Ok(Arc::new(started.handle))
+    started
 }
 
 fn start_failure(e: EngineError) -> Failure {
@@ -174,7 +174,7 @@ fn device(settings: &Settings) -> Result<CpuDevice, Failure> {
         .map_err(|e| Failure::new(Exit::Resources, e))
 }
 
-fn model_facts(model: &Model, settings: &Settings, text: &TextModel) -> ModelFacts {
+fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
     let checkpoint = model.checkpoint();
     let ModelSpec::Llama(spec) = checkpoint.spec() else {
         unreachable!("Model::new takes the architectures that have a plan builder");
@@ -187,7 +187,6 @@ fn model_facts(model: &Model, settings: &Settings, text: &TextModel) -> ModelFac
         n => n as u32,
     };
     let parameters = checkpoint.tensors().map(|(_, t)| (t.rows * t.cols) as u64).sum();
-    let _ = text;
     ModelFacts {
         name,
         path: path.display().to_string(),
@@ -197,7 +196,7 @@ fn model_facts(model: &Model, settings: &Settings, text: &TextModel) -> ModelFac
         context_max_tokens: context,
         parameters,
         weight_bytes: checkpoint.weight_bytes(),
-        weights_digest: checkpoint.digest(1).to_string(),
+        weights_digest: String::new(),
     }
 }
 
@@ -217,7 +216,7 @@ pub fn describe_plan(
     files: &ModelFiles,
     bucket: &str,
 ) -> Result<ShownPlan, Failure> {
-    let (checkpoint, _text) = open(files)?;
+    let checkpoint = Checkpoint::open(&files.path).map_err(bad_model)?;
     let model = Model::new(Arc::new(checkpoint)).map_err(bad_model)?;
     let knobs = knobs(settings);
     let shape = lockstep_engine::plan_shape(&knobs, &model, &CpuBackend).map_err(start_failure)?;

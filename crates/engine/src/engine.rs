@@ -60,7 +60,29 @@ pub struct Started {
 /// # Errors
 /// What does not fit, is not supported or is refused by the prover.
 pub fn start(parts: EngineParts<'_>) -> Result<Started, EngineError> {
-    let (started, steps) = assemble(parts)?;
+    start_with(parts, || Some(Late::default()))
+}
+
+/// What an engine needs to know only once its weights are loaded, so that whoever finds it out
+/// can do so meanwhile.
+#[derive(Clone, Default, Debug)]
+pub struct Late {
+    /// More tokens that end a text.
+    pub eos: Vec<Token>,
+    /// Hex digest of the weights, for the status.
+    pub weights_digest: Option<String>,
+}
+
+/// As [`start`]; `late` is asked after the weights are loaded and the plans captured. `None` gives
+/// the start up: the caller knows why.
+///
+/// # Errors
+/// As [`start`], and [`EngineError::GivenUp`].
+pub fn start_with(
+    parts: EngineParts<'_>,
+    late: impl FnOnce() -> Option<Late>,
+) -> Result<Started, EngineError> {
+    let (started, steps) = assemble_with(parts, late)?;
     let thread = std::thread::Builder::new()
         .name("step".into())
         .spawn(move || steps.run())
@@ -74,6 +96,13 @@ pub fn start(parts: EngineParts<'_>) -> Result<Started, EngineError> {
 /// # Errors
 /// As [`start`].
 pub fn assemble(parts: EngineParts<'_>) -> Result<(Started, StepLoop), EngineError> {
+    assemble_with(parts, || Some(Late::default()))
+}
+
+fn assemble_with(
+    mut parts: EngineParts<'_>,
+    late: impl FnOnce() -> Option<Late>,
+) -> Result<(Started, StepLoop), EngineError> {
     let EngineParts { mut device, model, knobs, eos, .. } = parts;
     let backend = device.backend();
     let shape = plan_shape(&knobs, &model, backend.as_ref())?;
@@ -96,7 +125,12 @@ pub fn assemble(parts: EngineParts<'_>) -> Result<(Started, StepLoop), EngineErr
         device.bind_state(&name, bytes * u64::from(shape.slots))?;
     }
     let generation = capture_all(device.as_mut(), 1, shape, proven, knobs.audit_rate > 0)?;
-    let sched = scheduler(&knobs, &shape, &generation, &model, eos, &sub_pools)?;
+    let late = late().ok_or(EngineError::GivenUp)?;
+    if let Some(digest) = late.weights_digest {
+        parts.model_facts.weights_digest = digest;
+    }
+    let eos = [eos, &late.eos].concat();
+    let sched = scheduler(&knobs, &shape, &generation, &model, &eos, &sub_pools)?;
 
     let rows_max = knobs.running_max as usize;
     let audit = Audit::new(knobs.audit_rate, generation.buckets.len(), page_bytes, rows_max);

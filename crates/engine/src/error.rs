@@ -25,6 +25,8 @@ pub enum EngineError {
     KvMemory { kv_bytes: u64, page_bytes: u64, pages_min: u32 },
     /// A knob that cannot be served.
     Knob { name: &'static str, found: String, expected: String },
+    /// Whoever starts the engine found meanwhile that there is nothing to start it for.
+    GivenUp,
     /// The step thread could not be started.
     Thread { kind: std::io::ErrorKind },
 }
@@ -52,6 +54,7 @@ impl fmt::Display for EngineError {
             EngineError::Knob { name, found, expected } => {
                 write!(f, "{name} is {found}; it must be {expected}")
             }
+            EngineError::GivenUp => write!(f, "the start was given up"),
             EngineError::Thread { kind } => write!(f, "the step thread did not start: {kind}"),
         }
     }

@@ -24,7 +24,7 @@ mod step_loop;
 mod tap;
 
 pub use clock::RealClock;
-pub use engine::{EngineParts, Started, assemble, plan_shape, start};
+pub use engine::{EngineParts, Late, Started, assemble, plan_shape, start, start_with};
 pub use error::EngineError;
 pub use generation::{Bucket, Generation, Io, ProvenBucket, capture_all, ladder, prove_all};
 pub use handle::Handle;
