@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit,
         Err(failure) => {
             if json {
-                println!("{}", failure.to_json());
+                out::line(failure.to_json());
             }
             eprintln!("lockstep: {}", failure.message);
             failure.exit
@@ -45,9 +45,9 @@ fn main() -> ExitCode {
 fn version(args: &VersionArgs) -> Result<Exit, Failure> {
     let version = env!("CARGO_PKG_VERSION");
     if args.json {
-        println!("{}", json!({"name": "lockstep", "version": version}));
+        out::line(json!({"name": "lockstep", "version": version}));
     } else {
-        println!("lockstep {version}");
+        out::line(format_args!("lockstep {version}"));
     }
     Ok(Exit::Done)
 }
@@ -76,13 +76,17 @@ fn pull_command(args: &PullArgs) -> Result<Exit, Failure> {
             "sha256": known.sha256,
             "licence": known.licence,
         });
-        println!("{report}");
+        out::line(&report);
     } else {
         let how = match obtained.source {
             "store" => "was there already".into(),
             source => format!("fetched ({source})"),
         };
-        println!("{}: {how}, SHA-256 verified\n{}", known.name, obtained.path.display());
+        out::line(format_args!(
+            "{}: {how}, SHA-256 verified\n{}",
+            known.name,
+            obtained.path.display()
+        ));
     }
     Ok(Exit::Done)
 }

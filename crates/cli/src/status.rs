@@ -3,6 +3,7 @@
 use crate::args::StatusArgs;
 use crate::exit::{Exit, Failure};
 use crate::http;
+use crate::out;
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -25,9 +26,9 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
         return Err(Failure { detail: info, ..Failure::new(Exit::Unwell, words) });
     }
     if args.json {
-        println!("{info}");
+        out::line(&info);
     } else {
-        print!("{}", page(&info, engine));
+        out::line(page(&info, engine).trim_end());
     }
     let serving = engine["health"] == "serving";
     Ok(if serving { Exit::Done } else { Exit::Unwell })
