@@ -30,7 +30,11 @@ fn unexpected(doing: &str, e: impl std::fmt::Display) -> Failure {
 fn start_log(json: bool) {
     // LOCKSTEP_LOG takes tracing's filters: debug, lockstep_serve=trace, ...
     let filter = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| "info".into());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A log that cannot be written must not end the server, and its errors have nowhere to go.
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     if json {
         log.json().init();
     } else {
@@ -161,10 +165,16 @@ fn ready(json: bool, at: SocketAddr, built: &Built, config: &ServeConfig, begun:
             "capacity_tokens": s.capacity_tokens(),
             "seconds": seconds,
         });
-        println!("{report}");
+        announce(&report.to_string());
     } else {
-        println!("serving {name} at http://{at} after {seconds:.2} s");
+        announce(&format!("serving {name} at http://{at} after {seconds:.2} s"));
     }
+}
+
+/// One line on standard output. A server goes on where nobody reads it (any more).
+fn announce(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 fn warn_of_eager(s: &EngineStatus) {

@@ -40,6 +40,9 @@ pub struct EngineParts<'a> {
     pub tap: Option<Box<dyn LogitTap>>,
 }
 
+/// Address space of the step thread's stack: grammar masks recurse as deep as their grammars.
+const STEP_STACK_BYTES: usize = 256 << 20;
+
 /// Sizes that were chosen at start, for people.
 #[derive(Clone, Debug)]
 pub struct Started {
@@ -85,6 +88,7 @@ pub fn start_with(
     let (started, steps) = assemble_with(parts, late)?;
     let thread = std::thread::Builder::new()
         .name("step".into())
+        .stack_size(STEP_STACK_BYTES)
         .spawn(move || steps.run())
         .map_err(|e| EngineError::Thread { kind: e.kind() })?;
     started.handle.attend(thread);

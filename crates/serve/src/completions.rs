@@ -2,6 +2,7 @@
 
 use crate::app::{App, Shared, unix_seconds};
 use crate::choice::{Choice, ChoiceStart, Delta, Finish};
+use crate::compile;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::format::Format;
@@ -127,10 +128,7 @@ impl Asked {
                 };
                 let grammar = match self.format.spec() {
                     None => None,
-                    Some((field, spec)) => {
-                        let mask = app.text.grammar(spec, None);
-                        Some(mask.map_err(|e| prepare::text_error(field, &e))?)
-                    }
+                    Some((field, spec)) => Some(compile::grammar(app, field, spec, None)?),
                 };
                 planned.push(Planned { prompt: Arc::clone(&prompt.tokens), params, grammar });
             }

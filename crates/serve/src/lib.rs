@@ -19,6 +19,7 @@ mod auth;
 mod body;
 mod chat;
 mod choice;
+mod compile;
 mod completions;
 mod engine;
 mod error;

@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::choice::Finish;
+use crate::compile;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::format::Format;
@@ -99,9 +100,8 @@ impl Tools {
     /// A fresh grammar state of tools and format together.
     pub fn mask(&self, app: &App, format: &Format) -> Result<Option<Box<dyn TokenMask>>, ApiError> {
         let after = self.reasoning.filter(|_| self.opened).map(|marks| marks.end);
-        let compile = |field: &str, spec: &GrammarSpec| {
-            app.text.grammar(spec, after).map(Some).map_err(|e| text_error(field, &e))
-        };
+        let compile =
+            |field: &str, spec: &GrammarSpec| compile::grammar(app, field, spec, after).map(Some);
         let tools = self.format.map(|format| GrammarSpec::Tools {
             tools: self.specs.clone(),
             choice: self.choice.clone(),
