@@ -4,7 +4,10 @@
 //! and says which weights, state and inputs a plan binds, by name.
 #![forbid(unsafe_code)]
 
+mod emit;
 mod error;
+mod head;
+mod inputs;
 mod llama;
 mod load;
 mod model;
