@@ -5,8 +5,8 @@ use crate::resolve::ModelFiles;
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_device::{CpuDevice, cpu::CpuBackend};
 use lockstep_engine::{EngineError, EngineParts, Knobs, Late, Started};
-use lockstep_flow::Settings;
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
+use lockstep_flow::{OnMismatch, Settings};
 use lockstep_model::Model;
 use lockstep_plan::format::Format;
 use lockstep_plan::{KvDtype, Summary, render_text, svg};
@@ -163,6 +163,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
         lanes: count("decode.lanes"),
         context_tokens: count("model.context-length"),
         audit_rate: count("audit.rate"),
+        on_mismatch: OnMismatch::of(settings.text("audit.on-mismatch")).unwrap_or_default(),
         eager: settings.flag("decode.eager"),
     }
 }

@@ -11,7 +11,7 @@
 use crate::generation::Bucket;
 use lockstep_device::{Device, DeviceError, ExecId};
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, Lease, Micros};
+use lockstep_flow::{AuditPart, AuditPartUse, BucketKey, EngineStatus, Lease, Micros};
 use lockstep_plan::{BufferKind, StateKind};
 use lockstep_sched::Batch;
 
@@ -115,6 +115,22 @@ impl Audit {
             self.last[bucket] = now;
         }
         chosen
+    }
+
+    /// Shows counts and findings.
+    pub fn publish(&self, status: &mut EngineStatus) {
+        for part in [AuditPart::Tables, AuditPart::Twin] {
+            let bytes = if part == AuditPart::Twin { self.compared_bytes } else { 0 };
+            let mismatches = self.mismatches[part as usize];
+            status.audit.parts[part as usize] =
+                AuditPartUse { audits: self.audits, bytes, mismatches };
+        }
+        for (to, last) in status.buckets.iter_mut().zip(&self.last) {
+            to.audit.last = Some(*last).filter(|last| *last > Micros(0));
+        }
+        for evidence in self.evidence.iter().skip(status.audit.evidence.len()) {
+            status.audit.evidence.push(evidence.to_string());
+        }
     }
 
     /// Notes a finding.

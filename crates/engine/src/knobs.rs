@@ -1,5 +1,6 @@
 //! The engine's knobs as plain numbers, taken from the registry in `flow`.
 
+use lockstep_flow::OnMismatch;
 use lockstep_plan::KvDtype;
 
 /// What the engine is told (see `lockstep_flow::knobs::KNOBS` for meaning and bounds).
@@ -25,6 +26,8 @@ pub struct Knobs {
     pub context_tokens: u32,
     /// `audit.rate`: one step in this many; 0 is off.
     pub audit_rate: u32,
+    /// `audit.on-mismatch`.
+    pub on_mismatch: OnMismatch,
     /// Every step op by op (tests and the isolation ladder).
     pub eager: bool,
 }
@@ -42,6 +45,7 @@ impl Default for Knobs {
             lanes: 8,
             context_tokens: 0,
             audit_rate: 1000,
+            on_mismatch: OnMismatch::Quarantine,
             eager: false,
         }
     }

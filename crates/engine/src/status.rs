@@ -4,11 +4,11 @@ use crate::Knobs;
 use crate::core::{Core, EAGER_REASONS};
 use crate::generation::Generation;
 use lockstep_device::Mode;
-use lockstep_flow::Micros;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::status::{
     BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts, SubPoolUse,
 };
+use lockstep_flow::{AuditUse, BucketAudit, Micros};
 
 /// The status before the first step.
 pub fn initial(
@@ -28,6 +28,7 @@ pub fn initial(
         eager_steps: 0,
         live_rows: 0,
         padded_rows: 0,
+        audit: BucketAudit::default(),
     });
     EngineStatus {
         health: Health::Serving,
@@ -44,7 +45,11 @@ pub fn initial(
         buckets: buckets.collect(),
         eager_steps: EAGER_REASONS.iter().map(|r| (*r, 0)).collect(),
         counters: Counters::default(),
-        audit_evidence: Vec::new(),
+        audit: AuditUse {
+            rate: knobs.audit_rate,
+            on_mismatch: knobs.on_mismatch,
+            ..AuditUse::default()
+        },
     }
 }
 
@@ -68,9 +73,7 @@ impl Core {
                     to.mode = BucketMode::Quarantined;
                 }
             }
-            for evidence in self.audit.evidence.iter().skip(status.audit_evidence.len()) {
-                status.audit_evidence.push(evidence.to_string());
-            }
+            self.audit.publish(status);
             for (to, from) in status.eager_steps.iter_mut().zip(&self.eager_reasons) {
                 to.1 = *from;
             }

@@ -25,6 +25,8 @@ pub enum Failure {
     Grammar(crate::MaskError),
     /// The step failed; the words say what.
     Engine { what: String },
+    /// The audit found that what it was computed from, or what came of it, may be wrong.
+    Audit { part: crate::AuditPart, what: String },
 }
 
 impl fmt::Display for Failure {
@@ -35,6 +37,10 @@ impl fmt::Display for Failure {
             Failure::ShuttingDown => write!(f, "the server stopped before the request was done"),
             Failure::Grammar(e) => e.fmt(f),
             Failure::Engine { what } => write!(f, "the engine failed: {what}"),
+            Failure::Audit { part, what } => write!(
+                f,
+                "the audit ({part}) ended the request, whose result could be wrong: {what}; ask again"
+            ),
         }
     }
 }

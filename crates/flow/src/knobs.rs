@@ -247,6 +247,14 @@ pub const KNOBS: &[Knob] = &[
         Nothing,
         "One step in this many is audited; 0 turns the audit off, visibly."
     ),
+    knob!(
+        "audit.on-mismatch",
+        "audit-on-mismatch",
+        Choice(&["quarantine", "stop"]),
+        "quarantine",
+        Nothing,
+        "What an audit mismatch does: take what failed out of service, or stop admission too."
+    ),
 ];
 
 /// Why a value was not taken.

@@ -7,6 +7,7 @@
 //! outside reaches the core are traits here: [`Clock`], [`EventSink`] and [`TokenMask`].
 #![forbid(unsafe_code)]
 
+mod audit;
 mod bucket;
 mod clock;
 mod event;
@@ -20,6 +21,7 @@ mod sampling;
 pub mod settings;
 pub mod status;
 
+pub use audit::{AuditMismatch, AuditPart, AuditPartUse, AuditUse, BucketAudit, OnMismatch};
 pub use bucket::{BucketKey, decode_ladder, next_in_ladder};
 pub use clock::{Clock, Micros};
 pub use event::{Event, EventKind, EventSink, Failure, FinishReason, TokenLogprob, Usage};

@@ -4,7 +4,7 @@
 //! Counters only ever grow; gauges are the present. Rates (tokens a second) are not in here: the
 //! reader differentiates counters, so that two readers cannot disagree about a window.
 
-use crate::{BucketKey, Micros};
+use crate::{AuditUse, BucketAudit, BucketKey, Micros};
 use core::fmt;
 
 /// Whether requests are taken, and if not, why.
@@ -143,6 +143,8 @@ pub struct BucketUse {
     pub live_rows: u64,
     /// Rows that were padding, over all its steps.
     pub padded_rows: u64,
+    /// Its audits.
+    pub audit: BucketAudit,
 }
 
 /// Why a step did not replay a captured bucket.
@@ -247,8 +249,8 @@ pub struct EngineStatus {
     pub eager_steps: Vec<(EagerReason, u64)>,
     /// Totals.
     pub counters: Counters,
-    /// What the audit found, in words, the first findings only.
-    pub audit_evidence: Vec<String>,
+    /// What the audit did and found.
+    pub audit: AuditUse,
 }
 
 impl EngineStatus {

@@ -178,8 +178,8 @@ impl Choice {
             EventKind::Failed { failure, usage } => {
                 self.usage = usage;
                 self.ended = true;
-                if let Failure::Engine { what } = &failure {
-                    tracing::error!("a request failed in the engine: {what}");
+                if matches!(failure, Failure::Engine { .. } | Failure::Audit { .. }) {
+                    tracing::error!("a request failed in the engine: {failure}");
                 }
                 Err(ApiError::Failed(failure))
             }

@@ -119,6 +119,7 @@ impl ApiError {
             ApiError::Failed(Failure::ShuttingDown) => "shutting_down",
             ApiError::Failed(Failure::Grammar(_)) => "grammar_failed",
             ApiError::Failed(Failure::Engine { .. }) => "engine_failed",
+            ApiError::Failed(Failure::Audit { .. }) => "audit_mismatch",
             ApiError::Unhealthy { .. } => "unhealthy",
             ApiError::Internal { .. } => return None,
         })

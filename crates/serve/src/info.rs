@@ -162,7 +162,7 @@ fn engine(app: &App, s: &EngineStatus) -> Value {
             "preemptions": c.preemptions,
             "evicted_pages": c.evicted_pages,
             "audits": c.audits,
-            "audit_evidence": s.audit_evidence,
+            "audit_evidence": s.audit.evidence,
             "audit_mismatches": c.audit_mismatches,
         },
     })

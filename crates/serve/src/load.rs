@@ -110,7 +110,7 @@ mod tests {
             generation: 1,
             buckets: Vec::new(),
             eager_steps: Vec::new(),
-            audit_evidence: Vec::new(),
+            audit: Default::default(),
             counters: Counters {
                 decode_steps: steps,
                 decode_steps_captured: captured,

@@ -419,9 +419,10 @@ impl Engine for Toy {
                 eager_steps: 0,
                 live_rows: state.steps,
                 padded_rows: 0,
+                audit: Default::default(),
             }],
             eager_steps: vec![],
-            audit_evidence: Vec::new(),
+            audit: Default::default(),
             counters: state.counters,
         }
     }
