@@ -10,7 +10,8 @@ use lockstep_device::sample::SampleResult;
 use lockstep_device::{Device, DeviceError, ExecId, Mode};
 use lockstep_flow::status::{EagerReason, Health};
 use lockstep_flow::{
-    Clock, Event, EventKind, EventSink, Failure, Request, RequestId, Token, TokenLogprob, Usage,
+    Clock, Durations, Event, EventKind, EventSink, Failure, Request, RequestId, Token,
+    TokenLogprob, Usage,
 };
 use lockstep_pool::{StepLease, StepTables};
 use lockstep_sched::{Batch, Outcome, Scheduler, Update};
@@ -40,6 +41,10 @@ pub struct StepCounters {
     pub lease_refusals: u64,
     /// Requests that ended because their client went away or asked to.
     pub cancelled: u64,
+    /// How long decode steps took.
+    pub decode_times: Durations,
+    /// How long steps with prompt tokens took.
+    pub prefill_times: Durations,
 }
 
 /// What ran through one bucket.
@@ -204,16 +209,20 @@ impl Core {
             }
         };
         self.fill(at);
+        let decode = self.step().decode_rows as usize == self.step().rows.len();
         let result = self.run_audited(at, &lease, now);
         match result {
             Ok(()) => {
                 self.show_logits(at);
                 self.collect(at);
-                let now = self.clock.now();
+                let end = self.clock.now();
                 self.sched
-                    .complete(lease, &self.outcomes, now)
+                    .complete(lease, &self.outcomes, end)
                     .expect("the step just leased is the oldest in flight");
                 self.deliver(Some(at));
+                let c = &mut self.counters;
+                let times = if decode { &mut c.decode_times } else { &mut c.prefill_times };
+                times.add(end.since(now));
                 Ok(Turn::Stepped)
             }
             Err(e) => {

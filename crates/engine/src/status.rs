@@ -8,7 +8,7 @@ use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::status::{
     BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts, SubPoolUse,
 };
-use lockstep_flow::{AuditUse, BucketAudit, Micros};
+use lockstep_flow::{AuditUse, BucketAudit};
 
 /// The status before the first step.
 pub fn initial(
@@ -31,25 +31,20 @@ pub fn initial(
         audit: BucketAudit::default(),
     });
     EngineStatus {
-        health: Health::Serving,
         model: model.clone(),
         device: DeviceFacts { arena_bytes: generation.arena_bytes, ..device.clone() },
-        uptime: Micros(0),
-        running: 0,
-        queued: 0,
         running_max: knobs.running_max,
         queued_max: knobs.queued_max,
         chunked_prefill_tokens: knobs.chunk_tokens,
-        pools: Vec::new(),
         generation: generation.number,
         buckets: buckets.collect(),
         eager_steps: EAGER_REASONS.iter().map(|r| (*r, 0)).collect(),
-        counters: Counters::default(),
         audit: AuditUse {
             rate: knobs.audit_rate,
             on_mismatch: knobs.on_mismatch,
             ..AuditUse::default()
         },
+        ..EngineStatus::default()
     }
 }
 
@@ -77,6 +72,8 @@ impl Core {
             for (to, from) in status.eager_steps.iter_mut().zip(&self.eager_reasons) {
                 to.1 = *from;
             }
+            status.decode_step_times = self.counters.decode_times;
+            status.prefill_step_times = self.counters.prefill_times;
             self.publish_pools(&mut status.pools);
             self.publish_counters(&mut status.counters);
         });

@@ -10,6 +10,7 @@
 mod audit;
 mod bucket;
 mod clock;
+mod durations;
 mod event;
 mod ids;
 pub mod knobs;
@@ -24,6 +25,7 @@ pub mod status;
 pub use audit::{AuditMismatch, AuditPart, AuditPartUse, AuditUse, BucketAudit, OnMismatch};
 pub use bucket::{BucketKey, decode_ladder, next_in_ladder};
 pub use clock::{Clock, Micros};
+pub use durations::Durations;
 pub use event::{Event, EventKind, EventSink, Failure, FinishReason, TokenLogprob, Usage};
 pub use ids::{PageId, Position, RequestId, Row, Seed, SlotId, Token};
 pub use lease::Lease;

@@ -4,13 +4,14 @@
 //! Counters only ever grow; gauges are the present. Rates (tokens a second) are not in here: the
 //! reader differentiates counters, so that two readers cannot disagree about a window.
 
-use crate::{AuditUse, BucketAudit, BucketKey, Micros};
+use crate::{AuditUse, BucketAudit, BucketKey, Durations, Micros};
 use core::fmt;
 
 /// Whether requests are taken, and if not, why.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub enum Health {
     /// Takes requests.
+    #[default]
     Serving,
     /// Finishes what it has and takes nothing new.
     Draining,
@@ -219,7 +220,7 @@ pub struct Counters {
 }
 
 /// A snapshot of the engine. Taken without stopping the step loop; its parts may be one step apart.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub struct EngineStatus {
     /// Whether it serves.
     pub health: Health,
@@ -251,6 +252,10 @@ pub struct EngineStatus {
     pub counters: Counters,
     /// What the audit did and found.
     pub audit: AuditUse,
+    /// How long decode steps took, from the choice of the batch to its events.
+    pub decode_step_times: Durations,
+    /// The same of steps with prompt tokens.
+    pub prefill_step_times: Durations,
 }
 
 impl EngineStatus {

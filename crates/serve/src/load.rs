@@ -84,20 +84,12 @@ fn decode_line(before: &EngineStatus, now: &EngineStatus, seconds: f64) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_flow::Micros;
-    use lockstep_flow::status::{Counters, Health, SubPoolUse};
+    use lockstep_flow::status::{Counters, SubPoolUse};
 
     fn status(steps: u64, captured: u64, tokens: u64) -> EngineStatus {
         EngineStatus {
-            health: Health::Serving,
-            model: Default::default(),
-            device: Default::default(),
-            uptime: Micros(0),
             running: 3,
             queued: 2,
-            running_max: 8,
-            queued_max: 8,
-            chunked_prefill_tokens: 512,
             pools: vec![SubPoolUse {
                 name: "full".into(),
                 page_tokens: 32,
@@ -107,16 +99,13 @@ mod tests {
                 tokens_used: 777,
                 bytes_total: 0,
             }],
-            generation: 1,
-            buckets: Vec::new(),
-            eager_steps: Vec::new(),
-            audit: Default::default(),
             counters: Counters {
                 decode_steps: steps,
                 decode_steps_captured: captured,
                 generated_tokens: tokens,
                 ..Counters::default()
             },
+            ..EngineStatus::default()
         }
     }
 

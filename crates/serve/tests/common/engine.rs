@@ -421,9 +421,8 @@ impl Engine for Toy {
                 padded_rows: 0,
                 audit: Default::default(),
             }],
-            eager_steps: vec![],
-            audit: Default::default(),
             counters: state.counters,
+            ..EngineStatus::default()
         }
     }
 
