@@ -6,7 +6,8 @@ use crate::generation::Generation;
 use lockstep_device::Mode;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::status::{
-    BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts, SubPoolUse,
+    ArenaUse, BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts,
+    SubPoolUse,
 };
 use lockstep_flow::{AuditUse, BucketAudit};
 
@@ -37,6 +38,8 @@ pub fn initial(
         queued_max: knobs.queued_max,
         chunked_prefill_tokens: knobs.chunk_tokens,
         generation: generation.number,
+        generations: Vec::new(),
+        arenas: ArenaUse::default(),
         buckets: buckets.collect(),
         eager_steps: EAGER_REASONS.iter().map(|r| (*r, 0)).collect(),
         audit: AuditUse {

@@ -4,7 +4,7 @@
 //! Counters only ever grow; gauges are the present. Rates (tokens a second) are not in here: the
 //! reader differentiates counters, so that two readers cannot disagree about a window.
 
-use crate::{AuditUse, BucketAudit, BucketKey, Durations, Micros};
+use crate::{AuditUse, BucketAudit, BucketKey, Durations, GenerationReport, Micros};
 use core::fmt;
 
 /// Whether requests are taken, and if not, why.
@@ -148,6 +148,17 @@ pub struct BucketUse {
     pub audit: BucketAudit,
 }
 
+/// What all generations together hold on the device.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ArenaUse {
+    /// Bytes of all arenas, shadow ones included.
+    pub bytes: u64,
+    /// Arenas.
+    pub arenas: u32,
+    /// Captured plans.
+    pub executables: u32,
+}
+
 /// Why a step did not replay a captured bucket.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum EagerReason {
@@ -217,6 +228,24 @@ pub struct Counters {
     pub audits: u64,
     /// Audits that found a difference.
     pub audit_mismatches: u64,
+    /// Generations staged after the first.
+    pub generations_staged: u64,
+    /// Of those, rejected ones.
+    pub generations_rejected: u64,
+    /// Of those, retired ones.
+    pub generations_retired: u64,
+    /// Flips to a generation that had been staged.
+    pub flips: u64,
+    /// Flips back to a draining generation.
+    pub rollbacks: u64,
+    /// Of those, how many the audit asked for.
+    pub rollbacks_by_audit: u64,
+    /// Canary steps run to verify staged generations.
+    pub canary_steps: u64,
+    /// Times that a manifest was compared with what is bound.
+    pub manifest_checks: u64,
+    /// Of those, how many differed: the bucket left service.
+    pub manifest_mismatches: u64,
 }
 
 /// A snapshot of the engine. Taken without stopping the step loop; its parts may be one step apart.
@@ -244,7 +273,13 @@ pub struct EngineStatus {
     pub pools: Vec<SubPoolUse>,
     /// The live generation's number.
     pub generation: u64,
-    /// Its buckets, ascending.
+    /// Every generation that is remembered, ascending; the last [`GENERATIONS_KEPT`] ones.
+    ///
+    /// [`GENERATIONS_KEPT`]: crate::generation::GENERATIONS_KEPT
+    pub generations: Vec<GenerationReport>,
+    /// Device memory held by arenas now, and how many arenas and executables there are.
+    pub arenas: ArenaUse,
+    /// The live generation's buckets, ascending, with what ran through each since it was made.
     pub buckets: Vec<BucketUse>,
     /// Steps that ran eagerly, by reason; reasons that never happened may be absent.
     pub eager_steps: Vec<(EagerReason, u64)>,
@@ -263,6 +298,11 @@ impl EngineStatus {
     pub fn captured_decode_sizes(&self) -> Vec<u32> {
         let decode = |b: &&BucketUse| b.mode == BucketMode::Captured && b.key.is_decode();
         self.buckets.iter().filter(decode).map(|b| b.key.seqs).collect()
+    }
+
+    /// The report of a generation.
+    pub fn generation_report(&self, number: u64) -> Option<&GenerationReport> {
+        self.generations.iter().find(|g| g.number == number)
     }
 
     /// Tokens of KV that the pool holds.

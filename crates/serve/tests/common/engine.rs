@@ -412,6 +412,8 @@ impl Engine for Toy {
                 bytes_total: 4096,
             }],
             generation: 1,
+            generations: Vec::new(),
+            arenas: Default::default(),
             buckets: vec![BucketUse {
                 key,
                 mode: BucketMode::Captured,
