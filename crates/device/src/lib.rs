@@ -7,11 +7,13 @@
 //! `unsafe` lives here (SIMD, threads, raw memory) and nowhere above.
 
 pub mod cpu;
+mod digest;
 mod manifest;
 mod port;
 
 pub use cpu::CpuDevice;
 pub use cpu::sample;
+pub use digest::digest;
 pub use lockstep_plan::WeightData;
 pub use manifest::{Bound, Manifest, layout_digest};
-pub use port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, Mode};
+pub use port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, Mode, PageBuffer};

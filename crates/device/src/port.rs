@@ -20,6 +20,15 @@ pub struct ExecId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ArenaId(pub u32);
 
+/// A buffer of every page group: one block of `page_bytes` a page.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PageBuffer {
+    /// The state's name.
+    pub name: String,
+    /// Bytes of one page of it.
+    pub page_bytes: u64,
+}
+
 /// How a step ran.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
@@ -211,6 +220,30 @@ pub trait Device: Send {
 
     /// Copies bytes of a named state buffer out (the audit).
     fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Runs one op of a step as it was captured (the audit, to find the op at which a replay and
+    /// its twin part ways). Ops of the host lane do nothing.
+    fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError>;
+
+    /// Digests pages: word `i * buffers.len() + j` of `out` becomes the digest of page `pages[i]`
+    /// in `buffers[j]`. The same bytes give the same digest on this device; [`crate::digest`] says
+    /// what a digest has to see. Takes no memory; done when it returns.
+    fn digest_pages(
+        &mut self,
+        buffers: &[PageBuffer],
+        pages: &[u32],
+        out: &mut [u64],
+    ) -> Result<(), DeviceError>;
+
+    /// Digests chunks of a weight as it lies on the device: `out[i]` becomes the digest of chunk
+    /// `first + i` of `chunk_bytes` each (the last one of a weight is shorter). Takes no memory.
+    fn digest_weight(
+        &mut self,
+        name: &str,
+        chunk_bytes: u64,
+        first: u64,
+        out: &mut [u64],
+    ) -> Result<(), DeviceError>;
 
     /// Bytes held, by what.
     fn memory(&self) -> DeviceMemory;

@@ -1,5 +1,6 @@
 //! The CPU device: captures a proven plan as resolved calls and replays them on pinned threads.
 
+use super::audit;
 use super::backend::CpuBackend;
 use super::call::{Call, Live};
 use super::isa::Isa;
@@ -9,7 +10,7 @@ use super::resolve::{Addresses, resolve};
 use super::slab::Slab;
 use super::tile::{PackedMatrix, repack_tiles};
 use crate::manifest::{Bound, Manifest};
-use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId};
+use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, PageBuffer};
 use lockstep_flow::Lease;
 use lockstep_plan::{
     Backend, BufferId, BufferKind, LIVE_COUNTS, OpId, Proven, StepPlan, WeightData,
@@ -37,9 +38,9 @@ struct Exec {
 
 /// The CPU as a device.
 pub struct CpuDevice {
-    isa: Isa,
+    pub(super) isa: Isa,
     pool: Pool,
-    memory: Memory,
+    pub(super) memory: Memory,
     arenas: Vec<Option<Slab>>,
     execs: Vec<Option<Exec>>,
     failed: Option<DeviceError>,
@@ -488,6 +489,35 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn replay_op(&mut self, id: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
+        let live = self.admit(id, lease)?;
+        let exec = self.execs[id.0 as usize].as_ref().expect("admitted");
+        let Ok(at) = exec.calls.binary_search_by_key(&op, |(op, _)| *op) else { return Ok(()) };
+        let result = self.pool.execute(&Walk { calls: &exec.calls[at..=at], live });
+        result.map_err(|e| self.fail(id, &e))
+    }
+
+    fn digest_pages(
+        &mut self,
+        buffers: &[PageBuffer],
+        pages: &[u32],
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        let on = (&mut self.pool, &self.memory, self.isa);
+        audit::digest_pages(on, buffers, pages, out)
+    }
+
+    fn digest_weight(
+        &mut self,
+        name: &str,
+        chunk_bytes: u64,
+        first: u64,
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        let on = (&mut self.pool, &self.memory, self.isa);
+        audit::digest_weight(on, name, chunk_bytes, first, out)
+    }
+
     fn memory(&self) -> DeviceMemory {
         let (weight_bytes, state_bytes) = self.memory.bytes();
         let arena_bytes = self.arenas.iter().flatten().map(|s| s.len() as u64).sum();
@@ -496,6 +526,22 @@ impl Device for CpuDevice {
 }
 
 impl CpuDevice {
+    /// What a capture was made of, for [`super::faults`].
+    pub(super) fn parts(&self, id: ExecId) -> (Arc<Proven>, ArenaId, Addresses) {
+        let exec = self.exec(id);
+        (exec.proven.clone(), exec.arena, exec.addresses.clone())
+    }
+
+    pub(super) fn arena_len(&self, arena: ArenaId) -> u64 {
+        self.arenas[arena.0 as usize].as_ref().map_or(0, Slab::len) as u64
+    }
+
+    pub(super) fn put_call(&mut self, id: ExecId, op: OpId, call: Call) {
+        let exec = self.execs[id.0 as usize].as_mut().expect("an executable");
+        let at = exec.calls.binary_search_by_key(&op, |(op, _)| *op).expect("a captured op");
+        exec.calls[at].1 = call;
+    }
+
     fn inputs<const N: usize>(&mut self, exec: ExecId, inputs: [BufferId; N]) -> [&mut [u8]; N] {
         for (i, a) in inputs.iter().enumerate() {
             assert!(!inputs[..i].contains(a), "inputs are distinct");

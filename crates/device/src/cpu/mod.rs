@@ -1,10 +1,12 @@
 //! The CPU device's kernels: one scalar definition each, reproduced by every instruction set.
 
 pub mod attention;
+mod audit;
 mod backend;
 mod call;
 mod device;
 pub mod embed;
+mod faults;
 pub mod gemm;
 pub mod isa;
 pub mod kv;

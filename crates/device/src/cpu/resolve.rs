@@ -67,6 +67,13 @@ impl Addresses {
         self.0[id.index()]
     }
 
+    /// The same with one buffer elsewhere.
+    pub fn moved(&self, id: BufferId, to: *mut u8) -> Addresses {
+        let mut moved = self.clone();
+        moved.0[id.index()] = to;
+        moved
+    }
+
     fn f32(&self, id: BufferId) -> *mut f32 {
         self.at(id).cast()
     }

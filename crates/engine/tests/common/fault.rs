@@ -1,7 +1,7 @@
 //! A CPU device that can be told to fail in the middle of the load.
 
 use lockstep_device::{
-    ArenaId, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, WeightData,
+    ArenaId, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer, WeightData,
 };
 use lockstep_flow::Lease;
 use lockstep_plan::{Backend, BufferId, OpId, Proven};
@@ -113,6 +113,29 @@ impl Device for FaultDevice {
 
     fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.inner.read_state(name, offset, out)
+    }
+
+    fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
+        self.inner.replay_op(exec, lease, op)
+    }
+
+    fn digest_pages(
+        &mut self,
+        buffers: &[PageBuffer],
+        pages: &[u32],
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        self.inner.digest_pages(buffers, pages, out)
+    }
+
+    fn digest_weight(
+        &mut self,
+        name: &str,
+        chunk_bytes: u64,
+        first: u64,
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        self.inner.digest_weight(name, chunk_bytes, first, out)
     }
 
     fn memory(&self) -> DeviceMemory {
