@@ -116,13 +116,25 @@ impl Pool {
             }
             listed[page as usize] += 1;
         }
+        for &page in &self.set_aside {
+            if self.states.get(PageId(page)) != PageState::Quarantined(crate::Until::Needed) {
+                return self.page_violation(page, "is listed as set aside");
+            }
+            listed[page as usize] += 1;
+        }
         for page in 0..self.config.pages {
             let expected = match self.states.get(PageId(page)) {
-                PageState::Free | PageState::Quarantined(crate::Until::Lease(_)) => 1,
+                PageState::Free => 1,
+                PageState::Quarantined(crate::Until::Lease(_) | crate::Until::Needed) => 1,
                 _ => 0,
             };
             if listed[page as usize] != expected {
                 return self.page_violation(page, "is listed twice, or not where it belongs");
+            }
+            let held =
+                matches!(self.states.get(PageId(page)), PageState::Owned(_) | PageState::Shared(_));
+            if self.digests.is_closed(page) && !held {
+                return self.page_violation(page, "is nobody's and has a digest");
             }
             if (page == 0) != (self.states.get(PageId(page)) == PageState::Reserved) {
                 return self

@@ -35,6 +35,8 @@ pub enum PoolError {
     ForeignPage { slot: SlotId, index: u32, page: PageId, state: PageState },
     /// Two rows of one step write the same page.
     WrittenTwice { page: PageId },
+    /// A row writes a page whose tokens are all written: its digest would be of other bytes.
+    ClosedWrite { page: PageId },
     /// As many steps are leased as may be.
     TooManySteps { in_flight: u32, max: u32 },
     /// A lease of another pool, or not the oldest one.
@@ -97,6 +99,9 @@ impl fmt::Display for PoolError {
                 f,
                 "entry {index} of the block table of slot {slot} is page {page}, which is {state}"
             ),
+            ClosedWrite { page } => {
+                write!(f, "page {page} is full and would be written again")
+            }
             WrittenTwice { page } => write!(f, "page {page} is written by two rows of one step"),
             TooManySteps { in_flight, max } => {
                 write!(f, "{in_flight} steps are in flight and {max} may be")

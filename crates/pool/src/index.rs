@@ -157,6 +157,22 @@ impl PrefixIndex {
         }
     }
 
+    /// `page` and the nodes below it, leaves first.
+    pub fn subtree(&self, page: PageId) -> Vec<PageId> {
+        let mut found = Vec::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            let (mut at, mut depth) = (i as u32, 0u32);
+            while node.present && at != page.0 && at != NONE {
+                (at, depth) = (self.nodes[at as usize].parent, depth + 1);
+            }
+            if node.present && at == page.0 {
+                found.push((core::cmp::Reverse(depth), PageId(i as u32)));
+            }
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(_, page)| page).collect()
+    }
+
     /// Takes out the leaf `page`, which nobody reads; returns its snapshot. Its parent may have
     /// become a leaf that nobody reads, and is then next in its own turn.
     pub fn remove(&mut self, page: PageId, states: &PageStates) -> Option<SnapshotId> {

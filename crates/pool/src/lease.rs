@@ -170,12 +170,34 @@ impl Pool {
     where
         I: Iterator<Item = RowPlan> + Clone,
     {
+        self.check_last(lease, tables)?;
+        self.fill(rows, lease.bucket, lease.live, &mut Compare(tables))
+    }
+
+    /// Fills tables again as a lease of `rows` stands for them. Call it before the pool changes
+    /// again.
+    ///
+    /// # Errors
+    /// A lease that is not the last one, or tables of another shape.
+    pub fn rewrite_tables<I>(
+        &self,
+        lease: &StepLease,
+        rows: I,
+        tables: &mut StepTables<'_>,
+    ) -> Result<(), PoolError>
+    where
+        I: Iterator<Item = RowPlan> + Clone,
+    {
+        self.check_last(lease, tables)?;
+        self.fill(rows, lease.bucket, lease.live, &mut Write(tables))
+    }
+
+    fn check_last(&self, lease: &StepLease, tables: &StepTables<'_>) -> Result<(), PoolError> {
         if lease.pool != self.config.id || lease.generation != self.issued {
             let (expected, found) = (self.issued, lease.generation);
             return Err(PoolError::WrongLease { expected, found });
         }
-        tables.check(lease.bucket, self.config.pages_per_seq_max)?;
-        self.fill(rows, lease.bucket, lease.live, &mut Compare(tables))
+        tables.check(lease.bucket, self.config.pages_per_seq_max)
     }
 
     /// The step is complete: what it wrote counts, and pages that waited for it are free.
@@ -211,6 +233,7 @@ impl Pool {
             // A row after an abandoned one does not count: there is a gap before it.
             if usable && same && seq.completed == row.first {
                 seq.completed = row.end;
+                self.close_pages(row.slot, row.first, row.end);
             }
         }
         self.leased[at].clear();
@@ -266,6 +289,9 @@ impl Pool {
         }
         let written = (row.first_position.0 / PAGE) as usize..=((row.end() - 1) / PAGE) as usize;
         for &page in &table[written] {
+            if self.digests.is_closed(page) {
+                return Err(PoolError::ClosedWrite { page: PageId(page) });
+            }
             let mark = &mut self.write_marks[page as usize];
             if core::mem::replace(mark, self.attempt) == self.attempt {
                 return Err(PoolError::WrittenTwice { page: PageId(page) });

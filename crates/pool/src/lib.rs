@@ -16,10 +16,12 @@
 //! - a sequence's block table is a path of shared pages in the prefix index followed by pages that
 //!   it owns alone, so a shared page's readers read its ancestors too;
 //! - the count of a shared page is the number of running sequences whose table holds it;
+//! - a page that has a digest is closed, and no lease writes it;
 //! - nothing on the step path (`extend`, `lease`, `complete`, `publish`) allocates.
 #![forbid(unsafe_code)]
 
 mod audit;
+mod closed;
 mod config;
 #[cfg(test)]
 mod drills;
@@ -33,6 +35,7 @@ mod tables;
 mod view;
 
 pub use audit::{AuditReport, StateCounts, Violation};
+pub use closed::Merged;
 pub use config::{PoolConfig, SubPool, SubPoolUsage};
 pub use error::PoolError;
 pub use index::SnapshotId;

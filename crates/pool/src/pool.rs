@@ -1,5 +1,6 @@
 //! The pool: sequences come, grow, share and go.
 
+use crate::closed::Digests;
 use crate::index::{PrefixIndex, owner};
 use crate::lease::LeasedRow;
 use crate::{PageStates, PoolConfig, PoolError, SnapshotId, Until};
@@ -64,6 +65,9 @@ pub struct Pool {
     pub(crate) free: Vec<u32>,
     /// Waiting for a lease.
     pub(crate) quarantine: Vec<u32>,
+    /// Condemned, the oldest first.
+    pub(crate) set_aside: Vec<u32>,
+    pub(crate) digests: Digests,
     pub(crate) index: PrefixIndex,
     /// By slot; slot 0 stays empty.
     pub(crate) seqs: Vec<Seq>,
@@ -99,6 +103,8 @@ impl Pool {
             states: PageStates::new(config.pages),
             free: (1..config.pages).rev().collect(),
             quarantine: Vec::with_capacity(pages),
+            set_aside: Vec::with_capacity(pages),
+            digests: Digests::default(),
             index: PrefixIndex::new(config.pages),
             seqs: vec![Seq::default(); slots + 1],
             block_tables: vec![0; (slots + 1) * config.pages_per_seq_max as usize],
@@ -236,6 +242,7 @@ impl Pool {
             if let Some(known) = self.index.child(parent, seq.adapter, run) {
                 self.acquire(known);
                 self.block_tables[at] = known.0;
+                self.digests.merge(own, known);
                 self.retire(own, request, seq.last_lease);
                 self.counters.pages_merged += 1;
             } else {
@@ -324,13 +331,15 @@ impl Pool {
     }
 
     fn retire(&mut self, page: PageId, request: RequestId, last_lease: u64) {
+        self.digests.forget(page);
         self.stamps[page.index()] = last_lease;
         let until = self.waits_for(page);
         must(self.states.retire(page, request, until));
         self.vacate(page, until);
     }
 
-    fn evict(&mut self, page: PageId) {
+    pub(crate) fn evict(&mut self, page: PageId) {
+        self.digests.forget(page);
         let until = self.waits_for(page);
         let snapshot = self.index.remove(page, &self.states);
         self.orphans.extend(snapshot);
@@ -342,15 +351,25 @@ impl Pool {
     fn vacant_page(&mut self) -> Option<PageId> {
         if self.free.is_empty() {
             // Evicting a page that a step in flight may still read would not give one now.
-            let page = PageId(self.index.lru.first()?);
-            if self.waits_for(page).is_some() {
-                return None;
+            match self.index.lru.first().map(PageId) {
+                Some(page) if self.waits_for(page).is_some() => return None,
+                Some(page) => self.evict(page),
+                None => self.bring_back(),
             }
-            self.evict(page);
         }
         let page = self.free.pop().map(PageId)?;
         assert!(owner(self.states.get(page)).is_none(), "page {page} is free and has an owner");
         Some(page)
+    }
+
+    /// A page that was set aside is used after all: no request may wait for ever, and whoever gets
+    /// it writes it before he reads it.
+    fn bring_back(&mut self) {
+        if !self.set_aside.is_empty() && self.quarantine.is_empty() {
+            let page = self.set_aside.remove(0);
+            must(self.states.settle(PageId(page)));
+            self.free.push(page);
+        }
     }
 
     /// Frees what waited for leases up to `completed`.

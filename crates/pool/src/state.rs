@@ -15,6 +15,8 @@ pub enum Until {
     Lease(u64),
     /// A peer that might still write is known to be quiet from then on.
     Time(Micros),
+    /// The pool has no other page to give: the audit found other bytes in it than it closed with.
+    Needed,
 }
 
 /// Who holds a page.
@@ -47,6 +49,7 @@ impl fmt::Display for PageState {
             PageState::Quarantined(Until::Time(t)) => {
                 write!(f, "quarantined until {} us", t.0)
             }
+            PageState::Quarantined(Until::Needed) => write!(f, "set aside by the audit"),
             PageState::Reserved => write!(f, "reserved"),
         }
     }
@@ -137,6 +140,13 @@ impl PageStates {
         self.go(page, "given up", |s| (s == PageState::Owned(by)).then(|| vacant(until)))
     }
 
+    /// Free -> Quarantined: it failed, and is given to somebody only where there is no other.
+    pub fn set_aside(&mut self, page: PageId) -> Result<PageState, PoolError> {
+        self.go(page, "set aside", |s| {
+            (s == PageState::Free).then_some(PageState::Quarantined(Until::Needed))
+        })
+    }
+
     /// Quarantined -> Free: what it waited for has happened.
     pub fn settle(&mut self, page: PageId) -> Result<PageState, PoolError> {
         self.go(page, "free", |s| matches!(s, PageState::Quarantined(_)).then_some(PageState::Free))
@@ -208,6 +218,7 @@ mod tests {
             PageState::InFlight(TransferId(4)),
             PageState::Quarantined(Until::Lease(1)),
             PageState::Quarantined(Until::Time(Micros(5))),
+            PageState::Quarantined(Until::Needed),
             PageState::Reserved,
         ]
     }
@@ -224,11 +235,13 @@ mod tests {
             (|s| s.release(PageId(1)), vec![PageState::Shared(1), PageState::Shared(u32::MAX)]),
             (|s| s.evict(PageId(1), None), vec![PageState::Shared(0)]),
             (|s| s.retire(PageId(1), R, Some(Until::Lease(9))), vec![PageState::Owned(R)]),
+            (|s| s.set_aside(PageId(1)), vec![PageState::Free]),
             (
                 |s| s.settle(PageId(1)),
                 vec![
                     PageState::Quarantined(Until::Lease(1)),
                     PageState::Quarantined(Until::Time(Micros(5))),
+                    PageState::Quarantined(Until::Needed),
                 ],
             ),
             (|s| s.send(PageId(1), R, T), vec![PageState::Owned(R)]),

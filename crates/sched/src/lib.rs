@@ -26,6 +26,7 @@
 mod admit;
 mod batch;
 mod complete;
+mod condemn;
 mod config;
 mod counters;
 mod entry;

@@ -161,15 +161,8 @@ impl Scheduler {
     }
 
     fn preempt(&mut self, index: u32) {
-        let popped = self.running.pop();
-        assert_eq!(popped, Some(index), "the youngest is preempted");
-        self.leave_slot(index);
-        let entry = self.entry_mut(index);
-        entry.preemptions += 1;
-        let request = entry.id;
-        self.counters.preemptions += 1;
-        self.queue(index);
-        self.updates.push(Update::Preempted { request });
+        assert_eq!(self.running.last(), Some(&index), "the youngest is preempted");
+        self.send_back(index);
     }
 
     /// Starts requests of the queue in order of arrival, as far as slots, pages and the step's
@@ -217,7 +210,8 @@ impl Scheduler {
             return true;
         }
         let pool = &self.pool;
-        let have = pool.free_pages() + pool.cached_pages() + pool.quarantined_pages();
+        let waiting = pool.quarantined_pages() + pool.set_aside_pages();
+        let have = pool.free_pages() + pool.cached_pages() + waiting;
         let mut need = self.entry(index).pages_wanted() + 1;
         for &i in &self.running {
             let entry = self.entry(i);

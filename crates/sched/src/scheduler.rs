@@ -247,6 +247,20 @@ impl Scheduler {
         self.pool.verify_tables(lease, rows, tables)
     }
 
+    /// Fills tables again as the lease stands for them: what the audit found changed is put right
+    /// before the step reads it.
+    ///
+    /// # Errors
+    /// A lease that is not the last one, or tables of another shape.
+    pub fn rewrite_tables(
+        &self,
+        lease: &StepLease,
+        tables: &mut StepTables<'_>,
+    ) -> Result<(), PoolError> {
+        let rows = self.batch(lease.generation()).rows.iter().map(|r| r.plan);
+        self.pool.rewrite_tables(lease, rows, tables)
+    }
+
     pub(crate) fn fail_rows(&mut self, batch: usize, what: &str) {
         for i in 0..self.batches[batch].rows.len() {
             let row = self.batches[batch].rows[i];
@@ -265,6 +279,8 @@ impl Scheduler {
     }
 
     pub(crate) fn fail(&mut self, index: u32, failure: Failure) {
+        // What the audit doubts is computed again by whoever asks for it next.
+        self.entry_mut(index).caches &= !matches!(failure, Failure::Audit { .. });
         let entry = self.end(index);
         let (request, usage) = (entry.id, entry.usage());
         self.counters.failed += 1;
