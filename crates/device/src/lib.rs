@@ -10,6 +10,7 @@ pub mod cpu;
 mod digest;
 mod manifest;
 mod port;
+mod workshop;
 
 pub use cpu::CpuDevice;
 pub use cpu::sample;
@@ -17,3 +18,4 @@ pub use digest::digest;
 pub use lockstep_plan::WeightData;
 pub use manifest::{Bound, Manifest, layout_digest};
 pub use port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, Mode, PageBuffer};
+pub use workshop::{AwayArena, Remains, Workshop};

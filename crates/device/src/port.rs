@@ -7,6 +7,7 @@
 use crate::cpu::isa::IsaError;
 use crate::cpu::pool::PoolError;
 use crate::manifest::Manifest;
+use crate::workshop::{AwayArena, Remains, Workshop};
 use core::fmt;
 use lockstep_flow::Lease;
 use lockstep_plan::{Backend, BufferId, OpId, Proven, Unsupported, WeightData};
@@ -245,6 +246,28 @@ pub trait Device: Send {
         out: &mut [u64],
     ) -> Result<(), DeviceError>;
 
+    /// Makes arenas away from the step thread, over the weights and state that are there now: no
+    /// more of those can be added while it lives.
+    fn workshop(&self) -> Arc<dyn Workshop>;
+
+    /// Takes an arena over: a new one with the executables that were captured in it, numbered in
+    /// that order, or one that was lent (no new executables then). Takes microseconds.
+    ///
+    /// # Errors
+    /// An arena of another device.
+    fn install(&mut self, arena: Box<dyn AwayArena>)
+    -> Result<(ArenaId, Vec<ExecId>), DeviceError>;
+
+    /// Lends an arena: its executables do not run until it is installed again.
+    ///
+    /// # Errors
+    /// The device does not lend.
+    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError>;
+
+    /// Forgets an arena and every executable in it. What is returned is to be dropped where that
+    /// costs no step.
+    fn uninstall(&mut self, arena: ArenaId) -> Remains;
+
     /// Bytes held, by what.
     fn memory(&self) -> DeviceMemory;
 }
@@ -256,6 +279,10 @@ pub struct DeviceMemory {
     pub weight_bytes: u64,
     /// State: KV pages and slots, reserved (touched on use).
     pub state_bytes: u64,
-    /// Arenas.
+    /// Arenas, lent ones too.
     pub arena_bytes: u64,
+    /// How many arenas that are.
+    pub arenas: u32,
+    /// Captured plans.
+    pub executables: u32,
 }

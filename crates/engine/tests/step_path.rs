@@ -13,6 +13,7 @@ use lockstep_flow::{
     BucketKey, Event, EventSink, Position, RequestId, SamplingParams, Seed, SlotId, Token,
 };
 use lockstep_model::PlanShape;
+use lockstep_plan::Proven;
 use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepLease, StepTables};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,6 +113,7 @@ fn the_counter_counts_the_device() {
 struct Bench {
     device: CpuDevice,
     exec: ExecId,
+    proven: Arc<Proven>,
     pool: Pool,
     shape: PlanShape,
     slot: SlotId,
@@ -149,8 +151,8 @@ impl Bench {
         let refused = device.capture(&proven[0].proven, small).unwrap_err();
         assert!(matches!(refused, DeviceError::Binding { .. }), "{refused}");
 
-        let ProvenBucket { proven, .. } = &proven[0];
-        let exec = device.capture(proven, arena).unwrap();
+        let ProvenBucket { proven, .. } = proven[0].clone();
+        let exec = device.capture(&proven, arena).unwrap();
         let mut pool = Pool::new(PoolConfig {
             id: 1,
             pages: shape.pages,
@@ -164,7 +166,7 @@ impl Bench {
         .unwrap();
         let slot = pool.begin(RequestId(1), 0, &[]).unwrap().slot;
         pool.extend(slot, RequestId(1), PAGE_TOKENS).unwrap();
-        Bench { device, exec, pool, shape, slot, next: 0 }
+        Bench { device, exec, proven, pool, shape, slot, next: 0 }
     }
 
     /// A lease of one row in `bucket`; its tables are written to the device where it is the
@@ -245,4 +247,55 @@ fn a_failed_device_refuses_every_later_step() {
         assert_eq!(run(&mut bench.device, bench.exec, &lease).unwrap_err(), failed);
     }
     bench.pool.abandon(lease).unwrap();
+}
+
+/// An arena that was made, filled and captured in on another thread runs like one that was not;
+/// lent, it does not run; and what is uninstalled is gone from the accounts.
+#[test]
+fn an_arena_made_away_runs_and_goes() {
+    let mut bench = Bench::new();
+    bench.device.seal(bench.exec).unwrap();
+    let before = bench.device.memory();
+    let (workshop, proven) = (bench.device.workshop(), bench.proven.clone());
+    let bytes = proven.packing().arena_bytes();
+    let away = std::thread::spawn(move || {
+        let mut away = workshop.arena(bytes).unwrap();
+        away.capture(&proven).unwrap();
+        assert_eq!(away.seal().unwrap(), 1);
+        away.fill(bytes, 0xA5);
+        away
+    });
+    let (arena, execs) = bench.device.install(away.join().unwrap()).unwrap();
+    assert_eq!(bench.device.memory().arena_bytes, before.arena_bytes + bytes);
+    let lease = bench.lease(ONE);
+    let counts = bench.proven.plan().find(lockstep_plan::LIVE_COUNTS).unwrap();
+    for word in bench.device.input_mut(bench.exec, counts).chunks_mut(4) {
+        word[0] = 1;
+    }
+    bench.device.copy_inputs(bench.exec, execs[0]);
+    bench.device.replay(bench.exec, &lease).unwrap();
+    bench.device.replay(execs[0], &lease).unwrap();
+    let logits = bench.proven.plan().find("logits").unwrap();
+    let len = bench.proven.plan().buffer(logits).bytes;
+    assert_eq!(bench.device.first_difference(bench.exec, execs[0], logits, len), None);
+
+    let lent = bench.device.lend(arena).unwrap();
+    let refused = bench.device.replay(execs[0], &lease).unwrap_err();
+    let expected = DeviceError::State { asked: "a step", state: "without its arena" };
+    assert_eq!(refused, expected);
+    assert_eq!(bench.device.memory().arenas, before.arenas + 1, "a lent arena counts");
+    assert_eq!(bench.device.install(lent).unwrap(), (arena, Vec::new()));
+    bench.device.check_manifest(execs[0]).unwrap();
+    bench.device.replay(execs[0], &lease).unwrap();
+    bench.pool.complete(lease).unwrap();
+
+    let late = bench.device.load_weight("late", lockstep_plan::WeightData::F32(&[1.0]));
+    assert_eq!(late, Ok(()), "no arena is being made");
+    let _workshop = bench.device.workshop();
+    let late = bench.device.load_weight("later", lockstep_plan::WeightData::F32(&[1.0]));
+    assert!(matches!(late, Err(DeviceError::State { .. })), "{late:?}");
+    drop(bench.device.uninstall(arena));
+    let after = bench.device.memory();
+    assert_eq!((after.arena_bytes, after.arenas), (before.arena_bytes, before.arenas));
+    assert_eq!(after.executables, before.executables);
 }

@@ -1,49 +1,42 @@
 //! The CPU device: captures a proven plan as resolved calls and replays them on pinned threads.
 
 use super::audit;
+use super::away::{CpuAway, CpuWorkshop};
 use super::backend::CpuBackend;
 use super::call::{Call, Live};
+use super::exec::{Exec, Stage, capture_in};
 use super::isa::Isa;
 use super::memory::{Memory, WeightLayout};
 use super::pool::{Pool, Program};
 use super::resolve::{Addresses, resolve};
+use super::room;
 use super::slab::Slab;
 use super::tile::{PackedMatrix, repack_tiles};
-use crate::manifest::{Bound, Manifest};
+use crate::manifest::Manifest;
 use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, PageBuffer};
+use crate::workshop::{AwayArena, Remains, Workshop};
 use lockstep_flow::Lease;
-use lockstep_plan::{
-    Backend, BufferId, BufferKind, LIVE_COUNTS, OpId, Proven, StepPlan, WeightData,
-};
+use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, StepPlan, WeightData};
 use std::sync::Arc;
-
-/// Where an executable stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    Captured,
-    Sealed,
-}
-
-/// A captured plan.
-struct Exec {
-    proven: Arc<Proven>,
-    arena: ArenaId,
-    addresses: Addresses,
-    /// Device ops in program order, resolved.
-    calls: Vec<(OpId, Call)>,
-    live_counts: Option<BufferId>,
-    manifest: Manifest,
-    stage: Stage,
-}
 
 /// The CPU as a device.
 pub struct CpuDevice {
     pub(super) isa: Isa,
     pool: Pool,
-    pub(super) memory: Memory,
-    arenas: Vec<Option<Slab>>,
+    pub(super) memory: Arc<Memory>,
+    arenas: Vec<Place>,
     execs: Vec<Option<Exec>>,
     failed: Option<DeviceError>,
+}
+
+/// A place for an arena.
+enum Place {
+    /// Nothing: the next arena comes here.
+    Vacant,
+    /// An arena.
+    Here(Slab),
+    /// An arena of this size, which is lent.
+    Lent(u64),
 }
 
 /// Calls that one pool walk runs, in order.
@@ -82,7 +75,7 @@ impl CpuDevice {
         Ok(CpuDevice {
             isa,
             pool,
-            memory: Memory::default(),
+            memory: Arc::default(),
             arenas: Vec::new(),
             execs: Vec::new(),
             failed: None,
@@ -120,6 +113,9 @@ impl CpuDevice {
         let exec = self.exec(exec);
         if exec.stage != Stage::Sealed {
             return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
+        }
+        if !matches!(self.arenas[exec.arena.0 as usize], Place::Here(_)) {
+            return Err(DeviceError::State { asked: "a step", state: "without its arena" });
         }
         let bucket = exec.proven.plan().bucket;
         if lease.bucket() != bucket {
@@ -203,9 +199,45 @@ impl CpuDevice {
         }
     }
 
+    fn slab(&self, arena: ArenaId) -> &Slab {
+        match self.arenas.get(arena.0 as usize) {
+            Some(Place::Here(slab)) => slab,
+            _ => panic!("an arena id comes from `arena` and is used until `free_arena`"),
+        }
+    }
+
     fn arena_base(&self, arena: ArenaId) -> *mut u8 {
-        let slab = self.arenas.get(arena.0 as usize).and_then(Option::as_ref);
-        slab.expect("an arena id comes from `arena` and is used until `free_arena`").base()
+        self.slab(arena).base()
+    }
+
+    /// Gives an arena the first vacant place.
+    fn house(&mut self, slab: Slab) -> ArenaId {
+        let vacant = self.arenas.iter().position(|p| matches!(p, Place::Vacant));
+        let at = vacant.unwrap_or(self.arenas.len());
+        if at == self.arenas.len() {
+            self.arenas.push(Place::Vacant);
+        }
+        self.arenas[at] = Place::Here(slab);
+        ArenaId(at as u32)
+    }
+
+    /// Gives an executable the first vacant number.
+    fn register(&mut self, exec: Exec) -> ExecId {
+        let free = self.execs.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.execs.len());
+        if at == self.execs.len() {
+            self.execs.push(None);
+        }
+        self.execs[at] = Some(exec);
+        ExecId(at as u32)
+    }
+
+    /// Weights and state, to be added to.
+    fn memory_mut(&mut self) -> Result<&mut Memory, DeviceError> {
+        Arc::get_mut(&mut self.memory).ok_or(DeviceError::State {
+            asked: "a new weight or state",
+            state: "past loading: arenas are made over what it has",
+        })
     }
 
     fn pack_matrix(
@@ -215,7 +247,7 @@ impl CpuDevice {
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
         let layout = WeightLayout::Packed(desc);
-        let weight = self.memory.add_weight(name, desc.bytes(), layout)?;
+        let weight = self.memory_mut()?.add_weight(name, desc.bytes(), layout)?;
         let job = PackJob { desc, src: bytes, dst: weight.address };
         self.pool.execute(&job).map_err(|e| DeviceError::Failed {
             op: format!("packing of {name}"),
@@ -300,7 +332,7 @@ impl Device for CpuDevice {
             }
             WeightData::F32(values) => {
                 let layout = WeightLayout::F32 { len: values.len() };
-                let weight = self.memory.add_weight(name, values.len() * 4, layout)?;
+                let weight = self.memory_mut()?.add_weight(name, values.len() * 4, layout)?;
                 // SAFETY: the new weight has room for the values and nobody else knows it yet.
                 unsafe {
                     let dst = weight.address.cast::<f32>();
@@ -312,13 +344,16 @@ impl Device for CpuDevice {
     }
 
     fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
-        self.memory.add_state(name, bytes)
+        if self.memory.state(name).is_some_and(|s| s.len() as u64 == bytes) {
+            return Ok(());
+        }
+        self.memory_mut()?.add_state(name, bytes)
     }
 
     fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
+        room::check(bytes, "an arena")?;
         let slab = Slab::new(bytes as usize, "an arena")?;
-        self.arenas.push(Some(slab));
-        Ok(ArenaId(self.arenas.len() as u32 - 1))
+        Ok(self.house(slab))
     }
 
     fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
@@ -328,47 +363,18 @@ impl Device for CpuDevice {
                 state: "still running executables in it",
             });
         }
-        self.arenas[arena.0 as usize] = None;
+        self.arenas[arena.0 as usize] = Place::Vacant;
         Ok(())
     }
 
     fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        let plan = proven.plan();
-        let base = self.arena_base(arena);
-        let needed = proven.packing().arena_bytes();
-        let found = self.arenas[arena.0 as usize].as_ref().map_or(0, Slab::len) as u64;
-        if needed > found {
-            return Err(DeviceError::Binding {
-                buffer: "arena".into(),
-                found: format!("{found} bytes"),
-                expected: format!("{needed} bytes"),
-            });
-        }
-        let addresses = Addresses::new(proven, base, &self.memory)?;
-        let mut calls = Vec::with_capacity(plan.ops.len());
-        for op in plan.op_ids() {
-            if let Some(call) = resolve(proven, op, &addresses, &self.memory, self.isa)? {
-                calls.push((op, call));
-            }
-        }
-        let manifest = manifest(plan, &addresses);
-        let live_counts = plan.find(LIVE_COUNTS);
-        let stage = Stage::Captured;
-        let proven = proven.clone();
-        let exec = Exec { proven, arena, addresses, calls, live_counts, manifest, stage };
-        let free = self.execs.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.execs.len());
-        if at == self.execs.len() {
-            self.execs.push(None);
-        }
-        self.execs[at] = Some(exec);
-        Ok(ExecId(at as u32))
+        let exec = capture_in(proven, arena, self.slab(arena), &self.memory, self.isa)?;
+        Ok(self.register(exec))
     }
 
     fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
         self.check_manifest(exec)?;
-        let exec = self.execs[exec.0 as usize].as_mut().expect("checked by check_manifest");
-        exec.stage = Stage::Sealed;
+        self.execs[exec.0 as usize].as_mut().expect("checked by check_manifest").seal();
         Ok(())
     }
 
@@ -383,19 +389,53 @@ impl Device for CpuDevice {
 
     fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
         let exec = self.exec(exec);
-        let base = self.arena_base(exec.arena);
-        let addresses = Addresses::new(&exec.proven, base, &self.memory)?;
-        let now = manifest(exec.proven.plan(), &addresses);
-        for (was, is) in exec.manifest.bound.iter().zip(&now.bound) {
-            if was != is {
-                return Err(DeviceError::Manifest {
-                    buffer: was.name.clone(),
-                    found: is.describe(),
-                    expected: was.describe(),
-                });
+        exec.check_manifest(self.arena_base(exec.arena), &self.memory)
+    }
+
+    fn workshop(&self) -> Arc<dyn Workshop> {
+        Arc::new(CpuWorkshop { memory: self.memory.clone(), isa: self.isa })
+    }
+
+    fn install(
+        &mut self,
+        arena: Box<dyn AwayArena>,
+    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
+        let away = arena.into_any().downcast::<CpuAway>();
+        let Ok(away) = away else {
+            return Err(DeviceError::State { asked: "an arena", state: "another device than its" });
+        };
+        let CpuAway { slab, home, execs, .. } = *away;
+        let arena = match home {
+            None => self.house(slab),
+            Some(home) => {
+                let place = &mut self.arenas[home.0 as usize];
+                assert!(matches!(place, Place::Lent(_)), "a lent arena comes back to its place");
+                *place = Place::Here(slab);
+                home
             }
+        };
+        let number = |exec| self.register(Exec { arena, ..exec });
+        Ok((arena, execs.into_iter().map(number).collect()))
+    }
+
+    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
+        let lent = Place::Lent(self.slab(arena).len() as u64);
+        match core::mem::replace(&mut self.arenas[arena.0 as usize], lent) {
+            Place::Here(slab) => {
+                Ok(Box::new(CpuAway::lent(slab, arena, self.memory.clone(), self.isa)))
+            }
+            Place::Vacant | Place::Lent(_) => unreachable!("`slab` has just found it"),
         }
-        Ok(())
+    }
+
+    fn uninstall(&mut self, arena: ArenaId) -> Remains {
+        let place = core::mem::replace(&mut self.arenas[arena.0 as usize], Place::Vacant);
+        let of_it = |e: &mut Option<Exec>| e.take_if(|e| e.arena == arena);
+        let execs: Vec<Exec> = self.execs.iter_mut().filter_map(of_it).collect();
+        match place {
+            Place::Here(slab) => Box::new((slab, execs)),
+            Place::Vacant | Place::Lent(_) => Box::new(execs),
+        }
     }
 
     fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
@@ -503,7 +543,7 @@ impl Device for CpuDevice {
         pages: &[u32],
         out: &mut [u64],
     ) -> Result<(), DeviceError> {
-        let on = (&mut self.pool, &self.memory, self.isa);
+        let on = (&mut self.pool, &*self.memory, self.isa);
         audit::digest_pages(on, buffers, pages, out)
     }
 
@@ -514,14 +554,23 @@ impl Device for CpuDevice {
         first: u64,
         out: &mut [u64],
     ) -> Result<(), DeviceError> {
-        let on = (&mut self.pool, &self.memory, self.isa);
+        let on = (&mut self.pool, &*self.memory, self.isa);
         audit::digest_weight(on, name, chunk_bytes, first, out)
     }
 
     fn memory(&self) -> DeviceMemory {
         let (weight_bytes, state_bytes) = self.memory.bytes();
-        let arena_bytes = self.arenas.iter().flatten().map(|s| s.len() as u64).sum();
-        DeviceMemory { weight_bytes, state_bytes, arena_bytes }
+        let (mut arenas, mut arena_bytes) = (0, 0);
+        for place in &self.arenas {
+            arenas += u32::from(!matches!(place, Place::Vacant));
+            arena_bytes += match place {
+                Place::Vacant => 0,
+                Place::Here(slab) => slab.len() as u64,
+                Place::Lent(bytes) => *bytes,
+            };
+        }
+        let executables = self.execs.iter().flatten().count() as u32;
+        DeviceMemory { weight_bytes, state_bytes, arena_bytes, arenas, executables }
     }
 }
 
@@ -533,7 +582,7 @@ impl CpuDevice {
     }
 
     pub(super) fn arena_len(&self, arena: ArenaId) -> u64 {
-        self.arenas[arena.0 as usize].as_ref().map_or(0, Slab::len) as u64
+        self.slab(arena).len() as u64
     }
 
     pub(super) fn put_call(&mut self, id: ExecId, op: OpId, call: Call) {
@@ -566,11 +615,4 @@ impl CpuDevice {
         self.failed = Some(failed.clone());
         failed
     }
-}
-
-/// Describes what every buffer of `plan` is bound to.
-fn manifest(plan: &StepPlan, addresses: &Addresses) -> Manifest {
-    let bound =
-        plan.buffer_ids().map(|id| Bound::new(plan.buffer(id), addresses.at(id) as u64)).collect();
-    Manifest { bound }
 }

@@ -45,6 +45,9 @@ pub struct Memory {
 // SAFETY: the addresses in `weights` point into `slabs`, which move with them and never move
 // their bytes; nothing has thread affinity.
 unsafe impl Send for Memory {}
+// SAFETY: as above; `&Memory` gives out addresses and sizes only, and nothing of it changes while
+// it is shared.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Reserves bytes for a new weight.

@@ -2,10 +2,12 @@
 
 pub mod attention;
 mod audit;
+mod away;
 mod backend;
 mod call;
 mod device;
 pub mod embed;
+mod exec;
 mod faults;
 pub mod gemm;
 pub mod isa;
@@ -17,6 +19,7 @@ pub mod norm;
 pub mod pool;
 pub mod quant;
 mod resolve;
+mod room;
 pub mod rope;
 mod rows;
 pub mod sample;

@@ -25,41 +25,8 @@ unsafe impl Send for Addresses {}
 impl Addresses {
     /// Resolves all buffers: weights and state by name, the rest into the arena at `base`.
     pub fn new(proven: &Proven, base: *mut u8, memory: &Memory) -> Result<Addresses, DeviceError> {
-        let plan = proven.plan();
-        let unbound = |name: &str| DeviceError::Unbound { buffer: name.into() };
-        let sized = |name: &str, found: usize, expected: u64| {
-            if found as u64 == expected {
-                return Ok(());
-            }
-            Err(DeviceError::Binding {
-                buffer: name.into(),
-                found: format!("{found} bytes"),
-                expected: format!("{expected} bytes"),
-            })
-        };
-        let mut addresses = Vec::with_capacity(plan.buffers.len());
-        for (id, buffer) in plan.buffer_ids().zip(&plan.buffers) {
-            let name = &buffer.name;
-            addresses.push(match buffer.kind {
-                BufferKind::Weight => {
-                    let weight = memory.weight(name).ok_or_else(|| unbound(name))?;
-                    sized(name, weight.bytes, buffer.bytes)?;
-                    weight.address
-                }
-                BufferKind::State(_) => {
-                    let slab = memory.state(name).ok_or_else(|| unbound(name))?;
-                    sized(name, slab.len(), buffer.bytes)?;
-                    slab.base()
-                }
-                _ => {
-                    let offset = proven.packing().offset(id);
-                    let offset = offset.expect("a proven packing places every arena buffer");
-                    // SAFETY: the proof checked that the buffer lies inside the arena's bytes.
-                    unsafe { base.add(offset as usize) }
-                }
-            });
-        }
-        Ok(Addresses(addresses))
+        let all = proven.plan().buffer_ids().map(|id| address(proven, id, base, memory));
+        Ok(Addresses(all.collect::<Result<_, _>>()?))
     }
 
     /// The buffer's first byte.
@@ -84,6 +51,49 @@ impl Addresses {
 
     fn opt_f32(&self, id: Option<BufferId>) -> *mut f32 {
         id.map_or(core::ptr::null_mut(), |id| self.f32(id))
+    }
+}
+
+/// Where a buffer of a plan lies. Takes no memory unless it is refused.
+///
+/// # Errors
+/// A weight or state that is not bound, or has another size.
+pub fn address(
+    proven: &Proven,
+    id: BufferId,
+    base: *mut u8,
+    memory: &Memory,
+) -> Result<*mut u8, DeviceError> {
+    let buffer = proven.plan().buffer(id);
+    let name = &buffer.name;
+    let unbound = || DeviceError::Unbound { buffer: name.clone() };
+    let sized = |found: usize| {
+        if found as u64 == buffer.bytes {
+            return Ok(());
+        }
+        Err(DeviceError::Binding {
+            buffer: name.clone(),
+            found: format!("{found} bytes"),
+            expected: format!("{} bytes", buffer.bytes),
+        })
+    };
+    match buffer.kind {
+        BufferKind::Weight => {
+            let weight = memory.weight(name).ok_or_else(unbound)?;
+            sized(weight.bytes)?;
+            Ok(weight.address)
+        }
+        BufferKind::State(_) => {
+            let slab = memory.state(name).ok_or_else(unbound)?;
+            sized(slab.len())?;
+            Ok(slab.base())
+        }
+        _ => {
+            let offset = proven.packing().offset(id);
+            let offset = offset.expect("a proven packing places every arena buffer");
+            // SAFETY: the proof checked that the buffer lies inside the arena's bytes.
+            Ok(unsafe { base.add(offset as usize) })
+        }
     }
 }
 

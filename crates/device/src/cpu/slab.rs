@@ -65,6 +65,15 @@ impl Slab {
         self.len
     }
 
+    /// Overwrites the first `len` bytes. Nobody else reaches them: the slab is borrowed mutably by
+    /// whoever owns it, and the device that its addresses were resolved for runs nothing in a slab
+    /// that it does not hold.
+    pub fn fill(&mut self, len: usize, byte: u8) {
+        assert!(len <= self.len, "past the end of a slab");
+        // SAFETY: in bounds by the assertion; exclusive as said above.
+        unsafe { core::ptr::write_bytes(self.base(), byte, len) };
+    }
+
     /// All bytes.
     ///
     /// # Safety

@@ -1,7 +1,8 @@
 //! A CPU device that can be told to fail in the middle of the load.
 
 use lockstep_device::{
-    ArenaId, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer, WeightData,
+    ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
+    Remains, WeightData, Workshop,
 };
 use lockstep_flow::Lease;
 use lockstep_plan::{Backend, BufferId, OpId, Proven};
@@ -136,6 +137,25 @@ impl Device for FaultDevice {
         out: &mut [u64],
     ) -> Result<(), DeviceError> {
         self.inner.digest_weight(name, chunk_bytes, first, out)
+    }
+
+    fn workshop(&self) -> Arc<dyn Workshop> {
+        self.inner.workshop()
+    }
+
+    fn install(
+        &mut self,
+        arena: Box<dyn AwayArena>,
+    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
+        self.inner.install(arena)
+    }
+
+    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
+        self.inner.lend(arena)
+    }
+
+    fn uninstall(&mut self, arena: ArenaId) -> Remains {
+        self.inner.uninstall(arena)
     }
 
     fn memory(&self) -> DeviceMemory {
