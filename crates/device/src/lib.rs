@@ -13,6 +13,8 @@ mod port;
 mod workshop;
 
 pub use cpu::CpuDevice;
+#[cfg(feature = "lab")]
+pub use cpu::lab;
 pub use cpu::sample;
 pub use digest::digest;
 pub use lockstep_plan::WeightData;

@@ -4,6 +4,7 @@
 //! breaks it: a rule that cannot fail is no rule.
 
 mod docs;
+mod lab;
 mod length;
 mod licences;
 mod lock;
@@ -55,6 +56,7 @@ type Rule = (&'static str, fn(&Subject) -> Vec<Finding>);
 /// Every rule that reads; rustfmt and clippy come after.
 const RULES: &[Rule] = &[
     ("rooms", |s| rooms::check(&s.metadata, &s.tree)),
+    ("lab", |s| lab::check(&s.tree)),
     ("unsafe", |s| unsafe_code::check(&s.tree)),
     ("length", |s| length::check(&s.tree)),
     ("lock", |s| lock::check(&s.tree)),
@@ -130,6 +132,7 @@ mod tests {
             ("docs/knobs.md", "out of date"),
             ("crates/flow/Cargo.toml", "[dependencies]\nlockstep-pool.workspace = true\n"),
             ("crates/flow/src/lib.rs", "unsafe fn f() {}\n"),
+            ("crates/flow/src/open.rs", "use lockstep_device::lab::LabDevice;\n"),
             ("crates/flow/src/long.rs", &long),
             ("crates/flow/src/later.rs", "fn g() { todo!() }\n"),
         ]);

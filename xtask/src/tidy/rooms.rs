@@ -140,9 +140,11 @@ const ROOMS: &[Room] = &[
     },
     Room {
         name: "sim",
-        rooms: &["flow", "pool", "sched", "plan", "model", "device", "engine", "transfer"],
+        rooms: &[
+            "flow", "weights", "pool", "sched", "plan", "model", "device", "engine", "transfer",
+        ],
         test_rooms: &[],
-        libraries: &[],
+        libraries: &["bytemuck"],
         why: "sim drives the production rooms",
     },
     Room {

@@ -5,6 +5,7 @@ use super::isa::Isa;
 use super::memory::Memory;
 use super::room;
 use super::slab::Slab;
+use super::source::Source;
 use crate::port::{ArenaId, DeviceError};
 use crate::workshop::{AwayArena, Workshop};
 use core::any::Any;
@@ -56,7 +57,8 @@ impl AwayArena for CpuAway {
 
     fn capture(&mut self, plan: &Arc<Proven>) -> Result<(), DeviceError> {
         let arena = self.home.unwrap_or(ArenaId(u32::MAX));
-        self.execs.push(capture_in(plan, arena, &self.slab, &self.memory, self.isa)?);
+        let source = Source::Proven(plan.clone());
+        self.execs.push(capture_in(source, arena, &self.slab, &self.memory, self.isa)?);
         Ok(())
     }
 

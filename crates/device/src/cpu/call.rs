@@ -3,6 +3,7 @@
 use super::attention::Attention;
 use super::embed::{Embed, GatherTokens};
 use super::gemm::Gemm;
+use super::mix::Mix;
 use super::norm::RmsNorm;
 use super::rope::RopeKvWrite;
 use super::rows::{QuantizeRows, SiluMul};
@@ -45,7 +46,7 @@ pub struct GemmCall {
 /// A kernel and its arguments. The sizes of the variants differ, and that is of no consequence: a
 /// capture holds a few hundred of them in one vector.
 #[allow(clippy::large_enum_variant)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Call {
     /// See [`GatherTokens`].
     GatherTokens(GatherTokens),
@@ -67,6 +68,8 @@ pub enum Call {
     SiluMul(SiluMul),
     /// See [`Sample`].
     Sample(Sample),
+    /// See [`Mix`].
+    Mix(Box<Mix>),
 }
 
 impl Call {
@@ -83,6 +86,7 @@ impl Call {
             Call::AttentionCombine(c) => c.combine_tasks(),
             Call::SiluMul(c) => c.tasks(),
             Call::Sample(c) => c.tasks(),
+            Call::Mix(c) => c.tasks(),
         }
     }
 
@@ -106,6 +110,7 @@ impl Call {
                 Call::AttentionCombine(c) => c.run_combine(task, live.t),
                 Call::SiluMul(c) => c.run(task, live.t),
                 Call::Sample(c) => c.run(task, live.r),
+                Call::Mix(c) => c.run(),
             }
         }
     }

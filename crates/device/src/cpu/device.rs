@@ -11,6 +11,7 @@ use super::pool::{Pool, Program};
 use super::resolve::{Addresses, resolve};
 use super::room;
 use super::slab::Slab;
+use super::source::Source;
 use super::tile::{PackedMatrix, repack_tiles};
 use crate::manifest::Manifest;
 use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, PageBuffer};
@@ -100,13 +101,13 @@ impl CpuDevice {
         let _ = self.pool.execute(&Broken(what));
     }
 
-    fn exec(&self, exec: ExecId) -> &Exec {
+    pub(super) fn exec(&self, exec: ExecId) -> &Exec {
         let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
         found.expect("an executable id comes from capture and is used until release")
     }
 
     /// Checks that `exec` may run a step under `lease`, and reads the live counts.
-    fn admit(&self, exec: ExecId, lease: &dyn Lease) -> Result<Live, DeviceError> {
+    pub(super) fn admit(&self, exec: ExecId, lease: &dyn Lease) -> Result<Live, DeviceError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
@@ -117,31 +118,37 @@ impl CpuDevice {
         if !matches!(self.arenas[exec.arena.0 as usize], Place::Here(_)) {
             return Err(DeviceError::State { asked: "a step", state: "without its arena" });
         }
-        let bucket = exec.proven.plan().bucket;
+        let bucket = exec.source.plan().bucket;
         if lease.bucket() != bucket {
             return Err(DeviceError::WrongLease {
                 exec: bucket.to_string(),
                 lease: lease.bucket().to_string(),
             });
         }
+        Ok(self.live(exec))
+    }
+
+    /// The live counts of the step whose inputs are there.
+    pub(super) fn live(&self, exec: &Exec) -> Live {
+        let bucket = exec.source.plan().bucket;
         let full = Live { t: bucket.tokens, s: bucket.seqs, r: bucket.logit_rows };
-        let Some(id) = exec.live_counts else { return Ok(full) };
+        let Some(id) = exec.live_counts else { return full };
         let bytes = self.arena_bytes(exec, id);
         let word = |i: usize| {
             let b = [bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]];
             u32::from_le_bytes(b)
         };
-        Ok(Live { t: word(0).min(full.t), s: word(1).min(full.s), r: word(2).min(full.r) })
+        Live { t: word(0).min(full.t), s: word(1).min(full.s), r: word(2).min(full.r) }
     }
 
     fn arena_bytes(&self, exec: &Exec, id: BufferId) -> &[u8] {
-        let len = exec.proven.plan().buffer(id).bytes as usize;
+        let len = exec.source.plan().buffer(id).bytes as usize;
         // SAFETY: the address and length lie inside a live arena or memory slab (checked at
         // capture); no step runs while `self` is borrowed.
         unsafe { core::slice::from_raw_parts(exec.addresses.at(id), len) }
     }
 
-    fn walk(
+    pub(super) fn walk(
         &mut self,
         calls: &[(OpId, Call)],
         live: Live,
@@ -166,15 +173,15 @@ impl CpuDevice {
         poison: Option<u8>,
     ) -> Result<(), DeviceError> {
         let exec = self.exec(id);
-        let proven = exec.proven.clone();
+        let source = exec.source.clone();
         let base = self.arena_base(exec.arena);
-        let addresses = Addresses::new(&proven, base, &self.memory)?;
+        let addresses = Addresses::new(&source, base, &self.memory)?;
         for op in order {
             if let Some(byte) = poison {
-                self.poison(&proven, &addresses, op, byte);
+                self.poison(source.plan(), &addresses, op, byte);
             }
-            if let Some(call) = resolve(&proven, op, &addresses, &self.memory, self.isa)? {
-                self.walk(&[(op, call)], live, proven.plan())?;
+            if let Some(call) = resolve(&source, op, &addresses, &self.memory, self.isa)? {
+                self.walk(&[(op, call)], live, source.plan())?;
             }
         }
         Ok(())
@@ -182,8 +189,7 @@ impl CpuDevice {
 
     /// Fills transients that `op` is the first to write, so that a read of something that this
     /// step has not written shows.
-    fn poison(&self, proven: &Proven, addresses: &Addresses, op: OpId, byte: u8) {
-        let plan = proven.plan();
+    fn poison(&self, plan: &StepPlan, addresses: &Addresses, op: OpId, byte: u8) {
         for access in &plan.op(op).writes {
             let buffer = access.buffer();
             let touches = |o: &OpId| {
@@ -206,7 +212,7 @@ impl CpuDevice {
         }
     }
 
-    fn arena_base(&self, arena: ArenaId) -> *mut u8 {
+    pub(super) fn arena_base(&self, arena: ArenaId) -> *mut u8 {
         self.slab(arena).base()
     }
 
@@ -368,8 +374,7 @@ impl Device for CpuDevice {
     }
 
     fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        let exec = capture_in(proven, arena, self.slab(arena), &self.memory, self.isa)?;
-        Ok(self.register(exec))
+        self.capture_source(Source::Proven(proven.clone()), arena)
     }
 
     fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
@@ -449,7 +454,7 @@ impl Device for CpuDevice {
 
     fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
         let exec = self.exec(exec);
-        assert!(exec.proven.plan().buffer(output).kind == BufferKind::Output, "not an output");
+        assert!(exec.source.plan().buffer(output).kind == BufferKind::Output, "not an output");
         self.arena_bytes(exec, output)
     }
 
@@ -462,7 +467,7 @@ impl Device for CpuDevice {
 
     fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
         let live = self.admit(exec, lease)?;
-        let ops = self.exec(exec).proven.plan().op_ids();
+        let ops = self.exec(exec).source.plan().op_ids();
         self.run_ops(exec, live, ops, None)
     }
 
@@ -485,11 +490,14 @@ impl Device for CpuDevice {
 
     fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
         let (from, to) = (self.exec(from), self.exec(to));
-        let plan = to.proven.plan();
-        assert_eq!(from.proven.digest(), to.proven.digest(), "executables of two plans");
+        let plan = to.source.plan();
         for (id, buffer) in plan.buffer_ids().zip(&plan.buffers) {
+            if !matches!(buffer.kind, BufferKind::Input { .. }) {
+                continue;
+            }
+            assert_eq!(from.source.plan().buffer(id), buffer, "executables of two plans");
             let (src, dst) = (from.addresses.at(id), to.addresses.at(id));
-            if matches!(buffer.kind, BufferKind::Input { .. }) && src != dst {
+            if src != dst {
                 // SAFETY: both are arena bytes of this size in different arenas, and no step runs
                 // while `self` is borrowed.
                 unsafe { core::ptr::copy_nonoverlapping(src, dst, buffer.bytes as usize) };
@@ -499,7 +507,8 @@ impl Device for CpuDevice {
 
     fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
         let (a, b) = (self.exec(a), self.exec(b));
-        assert_eq!(a.proven.digest(), b.proven.digest(), "executables of two plans");
+        let plans = [a, b].map(|e| e.source.plan().buffer(buffer));
+        assert_eq!(plans[0], plans[1], "executables of two plans");
         let (a, b) = (self.arena_bytes(a, buffer), self.arena_bytes(b, buffer));
         let len = len as usize;
         if a[..len] == b[..len] {
@@ -575,10 +584,20 @@ impl Device for CpuDevice {
 }
 
 impl CpuDevice {
+    /// Resolves a plan to addresses and calls in `arena`.
+    pub(super) fn capture_source(
+        &mut self,
+        source: Source,
+        arena: ArenaId,
+    ) -> Result<ExecId, DeviceError> {
+        let exec = capture_in(source, arena, self.slab(arena), &self.memory, self.isa)?;
+        Ok(self.register(exec))
+    }
+
     /// What a capture was made of, for [`super::faults`].
-    pub(super) fn parts(&self, id: ExecId) -> (Arc<Proven>, ArenaId, Addresses) {
+    pub(super) fn parts(&self, id: ExecId) -> (Source, ArenaId, Addresses) {
         let exec = self.exec(id);
-        (exec.proven.clone(), exec.arena, exec.addresses.clone())
+        (exec.source.clone(), exec.arena, exec.addresses.clone())
     }
 
     pub(super) fn arena_len(&self, arena: ArenaId) -> u64 {
@@ -596,7 +615,7 @@ impl CpuDevice {
             assert!(!inputs[..i].contains(a), "inputs are distinct");
         }
         let exec = self.exec(exec);
-        let plan = exec.proven.plan();
+        let plan = exec.source.plan();
         inputs.map(|id| {
             let buffer = plan.buffer(id);
             assert!(matches!(buffer.kind, BufferKind::Input { .. }), "{} is no input", buffer.name);
@@ -610,7 +629,7 @@ impl CpuDevice {
     fn fail(&mut self, id: ExecId, e: &super::pool::PoolError) -> DeviceError {
         let exec = self.exec(id);
         let op = e.op().and_then(|i| exec.calls.get(i as usize));
-        let op = op.map_or_else(|| "?".into(), |(op, _)| exec.proven.plan().op(*op).name.clone());
+        let op = op.map_or_else(|| "?".into(), |(op, _)| exec.source.plan().op(*op).name.clone());
         let failed = DeviceError::Failed { op, what: e.to_string() };
         self.failed = Some(failed.clone());
         failed

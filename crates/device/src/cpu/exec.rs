@@ -5,10 +5,10 @@ use super::isa::Isa;
 use super::memory::Memory;
 use super::resolve::{Addresses, address, resolve};
 use super::slab::Slab;
+use super::source::Source;
 use crate::manifest::{Bound, Manifest};
 use crate::port::{ArenaId, DeviceError};
-use lockstep_plan::{BufferId, LIVE_COUNTS, OpId, Proven, StepPlan};
-use std::sync::Arc;
+use lockstep_plan::{BufferId, LIVE_COUNTS, OpId, StepPlan};
 
 /// Where an executable stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ pub enum Stage {
 
 /// A captured plan.
 pub struct Exec {
-    pub proven: Arc<Proven>,
+    pub source: Source,
     pub arena: ArenaId,
     pub addresses: Addresses,
     /// Device ops in program order, resolved.
@@ -31,19 +31,19 @@ pub struct Exec {
     pub stage: Stage,
 }
 
-/// Resolves a proven plan in an arena.
+/// Resolves a plan in an arena.
 ///
 /// # Errors
 /// The arena is too small, something that the plan binds is not there, or a kernel refuses.
 pub fn capture_in(
-    proven: &Arc<Proven>,
+    source: Source,
     arena: ArenaId,
     slab: &Slab,
     memory: &Memory,
     isa: Isa,
 ) -> Result<Exec, DeviceError> {
-    let plan = proven.plan();
-    let (needed, found) = (proven.packing().arena_bytes(), slab.len() as u64);
+    let plan = source.plan();
+    let (needed, found) = (source.packing().arena_bytes(), slab.len() as u64);
     if needed > found {
         return Err(DeviceError::Binding {
             buffer: "arena".into(),
@@ -51,17 +51,17 @@ pub fn capture_in(
             expected: format!("{needed} bytes"),
         });
     }
-    let addresses = Addresses::new(proven, slab.base(), memory)?;
+    let addresses = Addresses::new(&source, slab.base(), memory)?;
     let mut calls = Vec::with_capacity(plan.ops.len());
     for op in plan.op_ids() {
-        if let Some(call) = resolve(proven, op, &addresses, memory, isa)? {
+        if let Some(call) = resolve(&source, op, &addresses, memory, isa)? {
             calls.push((op, call));
         }
     }
     let manifest = manifest(plan, &addresses);
     let live_counts = plan.find(LIVE_COUNTS);
-    let (proven, stage) = (proven.clone(), Stage::Captured);
-    Ok(Exec { proven, arena, addresses, calls, live_counts, manifest, stage })
+    let stage = Stage::Captured;
+    Ok(Exec { source, arena, addresses, calls, live_counts, manifest, stage })
 }
 
 impl Exec {
@@ -70,10 +70,10 @@ impl Exec {
     /// # Errors
     /// The first buffer that is somewhere else or something else.
     pub fn check_manifest(&self, base: *mut u8, memory: &Memory) -> Result<(), DeviceError> {
-        let plan = self.proven.plan();
+        let plan = self.source.plan();
         for (id, was) in plan.buffer_ids().zip(&self.manifest.bound) {
             let buffer = plan.buffer(id);
-            let at = address(&self.proven, id, base, memory)?;
+            let at = address(&self.source, id, base, memory)?;
             if !was.is(buffer, at as u64) || self.addresses.at(id) != at {
                 let now = Bound::new(buffer, self.addresses.at(id) as u64);
                 return Err(DeviceError::Manifest {

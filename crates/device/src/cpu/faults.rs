@@ -37,15 +37,15 @@ impl CpuDevice {
         buffer: BufferId,
         by: i64,
     ) -> Result<(), DeviceError> {
-        let (proven, arena, at) = self.parts(exec);
-        let offset = proven.packing().offset(buffer).expect("a buffer of the arena");
+        let (source, arena, at) = self.parts(exec);
+        let offset = source.packing().offset(buffer).expect("a buffer of the arena");
         let moved = offset.checked_add_signed(by).expect("inside the arena");
-        let end = moved + proven.plan().buffer(buffer).bytes;
+        let end = moved + source.plan().buffer(buffer).bytes;
         assert!(end <= self.arena_len(arena), "inside the arena");
         // SAFETY: inside the arena by the assertion.
         let to = unsafe { at.at(buffer).offset(by as isize) };
         let at = at.moved(buffer, to);
-        let call = resolve(&proven, op, &at, &self.memory, self.isa)?;
+        let call = resolve(&source, op, &at, &self.memory, self.isa)?;
         self.put_call(exec, op, call.expect("an op that runs on the device"));
         Ok(())
     }

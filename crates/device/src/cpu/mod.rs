@@ -12,9 +12,12 @@ mod faults;
 pub mod gemm;
 pub mod isa;
 pub mod kv;
+#[cfg(feature = "lab")]
+pub mod lab;
 pub mod lanes;
 pub mod math;
 mod memory;
+mod mix;
 pub mod norm;
 pub mod pool;
 pub mod quant;
@@ -24,6 +27,7 @@ pub mod rope;
 mod rows;
 pub mod sample;
 mod slab;
+mod source;
 pub mod tile;
 
 pub use backend::CpuBackend;

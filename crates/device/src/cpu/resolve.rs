@@ -7,13 +7,15 @@ use super::embed;
 use super::gemm::{Activations, Epilogue, Gemm, GemmArgs, SwiGluOut};
 use super::isa::Isa;
 use super::memory::{Memory, WeightLayout};
+use super::mix::{Bytes, Mix};
 use super::quant::{self, QBlock};
+use super::source::Source;
 use super::tile::PackedMatrix;
 use super::{norm, rope, rows, sample};
 use crate::DeviceError;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_plan as plan;
-use lockstep_plan::{Axis, BufferId, BufferKind, OpId, OpKind, Proven, Unsupported};
+use lockstep_plan::{Access, Axis, BufferId, BufferKind, OpId, OpKind, StateKind, Unsupported};
 
 /// Where every buffer of a plan lies, by [`BufferId`].
 #[derive(Clone, Debug)]
@@ -24,8 +26,8 @@ unsafe impl Send for Addresses {}
 
 impl Addresses {
     /// Resolves all buffers: weights and state by name, the rest into the arena at `base`.
-    pub fn new(proven: &Proven, base: *mut u8, memory: &Memory) -> Result<Addresses, DeviceError> {
-        let all = proven.plan().buffer_ids().map(|id| address(proven, id, base, memory));
+    pub fn new(source: &Source, base: *mut u8, memory: &Memory) -> Result<Addresses, DeviceError> {
+        let all = source.plan().buffer_ids().map(|id| address(source, id, base, memory));
         Ok(Addresses(all.collect::<Result<_, _>>()?))
     }
 
@@ -59,12 +61,12 @@ impl Addresses {
 /// # Errors
 /// A weight or state that is not bound, or has another size.
 pub fn address(
-    proven: &Proven,
+    source: &Source,
     id: BufferId,
     base: *mut u8,
     memory: &Memory,
 ) -> Result<*mut u8, DeviceError> {
-    let buffer = proven.plan().buffer(id);
+    let buffer = source.plan().buffer(id);
     let name = &buffer.name;
     let unbound = || DeviceError::Unbound { buffer: name.clone() };
     let sized = |found: usize| {
@@ -89,9 +91,9 @@ pub fn address(
             Ok(slab.base())
         }
         _ => {
-            let offset = proven.packing().offset(id);
-            let offset = offset.expect("a proven packing places every arena buffer");
-            // SAFETY: the proof checked that the buffer lies inside the arena's bytes.
+            let offset = source.packing().offset(id);
+            let offset = offset.expect("a checked packing places every arena buffer");
+            // SAFETY: the proof (or the laboratory's own check) has the buffer inside the arena.
             Ok(unsafe { base.add(offset as usize) })
         }
     }
@@ -102,14 +104,14 @@ pub fn address(
 /// # Errors
 /// A kernel refuses a shape.
 pub fn resolve(
-    proven: &Proven,
+    source: &Source,
     op: OpId,
     at: &Addresses,
     memory: &Memory,
     isa: Isa,
 ) -> Result<Option<Call>, DeviceError> {
-    let r = Resolver { plan: proven.plan(), at, memory, isa };
-    let op = proven.plan().op(op);
+    let r = Resolver { plan: source.kernels(), at, memory, isa };
+    let op = source.kernels().op(op);
     Ok(Some(match &op.kind {
         OpKind::HostWrite { .. } | OpKind::HostRead { .. } => return Ok(None),
         OpKind::GatherTokens(g) => Call::GatherTokens(r.gather_tokens(g)),
@@ -122,7 +124,7 @@ pub fn resolve(
         OpKind::AttentionCombine(a) => Call::AttentionCombine(r.attention(a)?),
         OpKind::SiluMul(s) => Call::SiluMul(r.silu_mul(s)),
         OpKind::Sample(s) => Call::Sample(r.sample(s)),
-        OpKind::Mix { .. } => return Err(r.refuse("a synthetic op", "the ops of models")),
+        OpKind::Mix { seed } => Call::Mix(Box::new(r.mix(*seed, op))),
         OpKind::Collective { ranks } => {
             return Err(r.refuse(&format!("a collective of {ranks} ranks"), "plans of one rank"));
         }
@@ -160,6 +162,32 @@ impl Resolver<'_> {
             }),
             None => Err(DeviceError::Unbound { buffer: name.clone() }),
         }
+    }
+
+    fn mix(&self, seed: u64, op: &plan::Op) -> Mix {
+        let bytes = |access: &Access| match access {
+            Access::Static { span, .. } => Bytes::Static {
+                at: self.at.at(span.buffer).wrapping_add(span.offset as usize),
+                len: span.len,
+            },
+            Access::Indexed { buffer, via, .. } => {
+                let (state, table) = (self.plan.buffer(*buffer), self.plan.buffer(*via));
+                let block = match state.kind {
+                    BufferKind::State(StateKind::Pages { page_bytes }) => page_bytes,
+                    BufferKind::State(StateKind::Slots { slot_bytes }) => slot_bytes,
+                    _ => 0,
+                };
+                Bytes::Indexed {
+                    state: self.at.at(*buffer),
+                    blocks: state.bytes.checked_div(block).unwrap_or(0),
+                    block,
+                    table: self.at.at(*via),
+                    entries: table.bytes / 4,
+                }
+            }
+        };
+        let all = |list: &[Access]| list.iter().map(bytes).collect();
+        Mix { seed, reads: all(&op.reads), writes: all(&op.writes) }
     }
 
     fn gather_tokens(&self, g: &plan::GatherTokens) -> embed::GatherTokens {

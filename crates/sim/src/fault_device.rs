@@ -1,0 +1,446 @@
+//! A device that does one thing wrong.
+
+use crate::hits;
+use crate::rng::Rng;
+use crate::spread::spread;
+use crate::step::Step;
+use crate::strike::{Sabotage, Strike, StrikeLog};
+use lockstep_device::lab::{LabDevice, Raw};
+use lockstep_device::{
+    ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
+    Remains, WeightData, Workshop,
+};
+use lockstep_flow::Lease;
+use lockstep_plan::explore::{Extension, Poison};
+use lockstep_plan::mix::mix64;
+use lockstep_plan::{
+    Backend, BufferId, BufferKind, Digest, LIVE_COUNTS, OpId, Packing, Proven, StepPlan, pack,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A CPU device with a saboteur inside. It keeps every promise of [`Device`] to its caller but the
+/// one that it was told to break, at the replays that it was told, and says in its log when it did.
+///
+/// Only replays are struck; a plan's eager runs stay right, as in the field, where the fault is in
+/// the captured graph ([`Strike::RowNotWrittenByKernel`] is the exception).
+pub struct FaultDevice {
+    lab: LabDevice,
+    sabotage: Option<Sabotage>,
+    /// True where replays run on several lanes, in random order.
+    lanes: bool,
+    log: Arc<StrikeLog>,
+    /// Of plans on several lanes, by the proven executable.
+    variants: HashMap<ExecId, Variant>,
+    made: HashMap<Digest, Arc<Made>>,
+    memory: hits::Memory,
+    /// Results of the replay before, where the host is to see those.
+    stale: Option<(BufferId, Vec<u8>)>,
+    pairs: bool,
+}
+
+/// A plan on several lanes with its clean and its faulty form.
+struct Made {
+    clean: Raw,
+    faulty: Option<Raw>,
+}
+
+struct Variant {
+    clean: ExecId,
+    faulty: Option<ExecId>,
+    arenas: Vec<ArenaId>,
+}
+
+impl FaultDevice {
+    /// Breaks `device` as `sabotage` says; without one, it is the clean twin.
+    pub fn new(device: CpuDevice, sabotage: Option<Sabotage>) -> FaultDevice {
+        let lanes = matches!(&sabotage, Some(s) if matches!(s.strike, Strike::Plan(_)));
+        FaultDevice {
+            lab: LabDevice::new(device),
+            sabotage,
+            lanes,
+            log: Arc::default(),
+            variants: HashMap::new(),
+            made: HashMap::new(),
+            memory: hits::Memory::default(),
+            stale: None,
+            pairs: false,
+        }
+    }
+
+    /// Runs replays on several lanes in a random order ([`spread`]), with dead bytes poisoned,
+    /// sabotage or not.
+    pub fn on_lanes(mut self) -> FaultDevice {
+        self.lanes = true;
+        self
+    }
+
+    /// Gives every second output token the weights of the one before, so that logits tie in pairs.
+    pub fn with_ties(mut self) -> FaultDevice {
+        self.pairs = true;
+        self
+    }
+
+    /// What the sabotage has come to.
+    pub fn log(&self) -> Arc<StrikeLog> {
+        self.log.clone()
+    }
+
+    fn seed(&self) -> u64 {
+        self.sabotage.as_ref().map_or(0, |s| s.seed)
+    }
+
+    /// The strike of this replay, where it is due.
+    fn due(&self, replay: u64) -> Option<Strike> {
+        let s = self.sabotage.as_ref()?;
+        let due = replay >= s.first && self.log.strikes() < s.times;
+        due.then(|| s.strike.clone())
+    }
+
+    /// Captures the plan of an executable on several lanes, the first time that it is replayed.
+    fn variant(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        if self.variants.contains_key(&exec) {
+            return Ok(());
+        }
+        let proven = self.lab.plan(exec).clone();
+        let fault = match &self.sabotage {
+            Some(Sabotage { strike: Strike::Plan(fault), seed, .. }) => Some((*fault, *seed)),
+            _ => None,
+        };
+        let made = self.made.entry(Digest::of(&proven)).or_insert_with(|| {
+            let plan = spread(&proven);
+            let faulty = fault.and_then(|(f, seed)| f.seed(&plan, seed)).map(|d| {
+                // Kernels touch what they touch, whatever a faulty plan says of them.
+                let lies = fault.is_some_and(|(f, _)| {
+                    matches!(f, lockstep_plan::drill::PlanFault::UndeclaredScratch)
+                });
+                let kernels = lies.then(|| plan.clone());
+                Raw { plan: d.plan, packing: d.packing, kernels }
+            });
+            let packing = pack(&plan);
+            Arc::new(Made { clean: Raw { plan, packing, kernels: None }, faulty })
+        });
+        let made = made.clone();
+        let mut arenas = Vec::new();
+        let mut capture = |raw: &Raw| {
+            let arena = self.lab.device_mut().arena(raw.packing.arena_bytes())?;
+            arenas.push(arena);
+            self.lab.capture_raw(raw.clone(), arena)
+        };
+        let clean = capture(&made.clean)?;
+        let faulty = made.faulty.as_ref().map(&mut capture).transpose()?;
+        self.variants.insert(exec, Variant { clean, faulty, arenas });
+        Ok(())
+    }
+
+    fn forget(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        let Some(variant) = self.variants.remove(&exec) else { return Ok(()) };
+        for id in core::iter::once(variant.clean).chain(variant.faulty) {
+            self.lab.device_mut().release(id)?;
+        }
+        for arena in variant.arenas {
+            self.lab.device_mut().free_arena(arena)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the step on lanes and brings back what others look at.
+    fn replay_on_lanes(
+        &mut self,
+        exec: ExecId,
+        lease: &dyn Lease,
+        replay: u64,
+        strike: bool,
+    ) -> Result<(), DeviceError> {
+        let variant = &self.variants[&exec];
+        let (to, struck) = match variant.faulty {
+            Some(faulty) if strike => (faulty, true),
+            _ => (variant.clean, false),
+        };
+        self.lab.device_mut().copy_inputs(exec, to);
+        let plan = self.lab.plan(to).clone();
+        let order = Extension::random(&plan, 1, mix64(self.seed() ^ replay << 20));
+        let Some(order) = order else {
+            return Err(DeviceError::Failed {
+                op: "replay".into(),
+                what: "the lanes wait for each other; a device would hang here".into(),
+            });
+        };
+        let poisons = transients_only(
+            &plan,
+            self.lab.packing(to),
+            order.poisons(&plan, self.lab.packing(to)),
+        );
+        self.lab.explore_steps(to, Some(lease), &order, &poisons, None)?;
+        for id in plan.buffer_ids() {
+            let b = plan.buffer(id);
+            if b.kind == BufferKind::Output || b.name == "logits" {
+                let mut bytes = vec![0; b.bytes as usize];
+                self.lab.device().peek(to, id, 0, &mut bytes);
+                self.lab.write_buffer(exec, id, 0, &bytes);
+            }
+        }
+        if struck {
+            self.log.struck(replay);
+        }
+        Ok(())
+    }
+
+    fn replay_struck(
+        &mut self,
+        exec: ExecId,
+        lease: &dyn Lease,
+        replay: u64,
+        strike: &Strike,
+    ) -> Result<(), DeviceError> {
+        let mut rng = Rng::new(self.seed() ^ replay << 32);
+        let mut step = Step { lab: &mut self.lab, exec };
+        let undo = hits::before(&mut step, strike, &mut self.memory, &mut rng);
+        self.lab.device_mut().replay(exec, lease)?;
+        let mut step = Step { lab: &mut self.lab, exec };
+        let mut hit = !undo.is_nothing();
+        undo.apply(&mut step);
+        hit |= hits::after(&mut step, strike, &mut rng);
+        if *strike == Strike::OutputOfAnotherStep {
+            self.stale = self.memory.results(exec, &step);
+            hit |= self.stale.is_some();
+        }
+        if hit {
+            self.log.struck(replay);
+        }
+        Ok(())
+    }
+}
+
+/// Poison of transients alone: inputs were written before, outputs and the logits are looked at
+/// after.
+fn transients_only(plan: &StepPlan, packing: &Packing, poisons: Vec<Poison>) -> Vec<Poison> {
+    let first = plan
+        .buffer_ids()
+        .filter(|id| !matches!(plan.buffer(*id).kind, BufferKind::Transient))
+        .filter_map(|id| packing.offset(id).map(|o| o + plan.buffer(id).bytes))
+        .max()
+        .unwrap_or(0);
+    let last = plan.ops.iter().filter(|op| !op.kind.is_host()).count();
+    let clip = |p: Poison| {
+        let arena = p.arena.start.max(first)..p.arena.end;
+        (!arena.is_empty() && p.before < last).then_some(Poison { before: p.before, arena })
+    };
+    poisons.into_iter().filter_map(clip).collect()
+}
+
+impl Device for FaultDevice {
+    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
+        self.lab.device().backend()
+    }
+
+    fn enter_step_thread(&mut self) {
+        self.lab.device_mut().enter_step_thread();
+    }
+
+    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
+        if let (true, "head", WeightData::Matrix { format, n, k, bytes }) = (self.pairs, name, data)
+        {
+            let mut bytes = bytes.to_vec();
+            let row = bytes.len() / n as usize;
+            for pair in bytes.chunks_exact_mut(2 * row) {
+                let (first, second) = pair.split_at_mut(row);
+                second.copy_from_slice(first);
+            }
+            let data = WeightData::Matrix { format, n, k, bytes: &bytes };
+            return self.lab.device_mut().load_weight(name, data);
+        }
+        self.lab.device_mut().load_weight(name, data)
+    }
+
+    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
+        self.lab.device_mut().bind_state(name, bytes)
+    }
+
+    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
+        self.lab.device_mut().arena(bytes)
+    }
+
+    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
+        self.lab.device_mut().free_arena(arena)
+    }
+
+    fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+        self.lab.device_mut().capture(plan, arena)
+    }
+
+    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.lab.device_mut().seal(exec)
+    }
+
+    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.forget(exec)?;
+        self.lab.device_mut().release(exec)
+    }
+
+    fn manifest(&self, exec: ExecId) -> &Manifest {
+        self.lab.device().manifest(exec)
+    }
+
+    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
+        self.lab.device().check_manifest(exec)
+    }
+
+    /// The engine writes live counts after the lease has been signed and before anything looks at
+    /// the tables: the moment for what the host gets wrong.
+    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
+        if self.lab.plan(exec).buffer(input).name == LIVE_COUNTS {
+            self.memory.host_is_due = true;
+        }
+        self.lab.device_mut().input_mut(exec, input)
+    }
+
+    fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
+        if core::mem::take(&mut self.memory.host_is_due) {
+            self.host_strikes(exec);
+        }
+        self.lab.device_mut().inputs_mut(exec, inputs)
+    }
+
+    fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
+        match &self.stale {
+            Some((id, bytes)) if *id == output => bytes,
+            _ => self.lab.device().output(exec, output),
+        }
+    }
+
+    fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        if core::mem::take(&mut self.memory.host_is_due) {
+            self.host_strikes(exec);
+        }
+        let replay = self.log.replay();
+        let strike = self.due(replay);
+        self.stale = None;
+        let result = if self.lanes {
+            self.variant(exec)?;
+            let plan = matches!(strike, Some(Strike::Plan(_)));
+            self.replay_on_lanes(exec, lease, replay, plan)
+        } else if let Some(strike) = strike {
+            self.replay_struck(exec, lease, replay, &strike)
+        } else {
+            self.lab.device_mut().replay(exec, lease)
+        };
+        self.memory.keep(&Step { lab: &mut self.lab, exec });
+        result
+    }
+
+    fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        if core::mem::take(&mut self.memory.host_is_due) {
+            self.host_strikes(exec);
+        }
+        let strike = self.sabotage.as_ref().map(|s| s.strike.clone());
+        let struck = strike == Some(Strike::RowNotWrittenByKernel) && self.log.strikes() > 0;
+        if !struck {
+            return self.lab.device_mut().eager(exec, lease);
+        }
+        let mut rng = Rng::new(self.seed());
+        let mut step = Step { lab: &mut self.lab, exec };
+        let undo =
+            hits::before(&mut step, &Strike::RowNotWrittenByKernel, &mut self.memory, &mut rng);
+        self.lab.device_mut().eager(exec, lease)?;
+        undo.apply(&mut Step { lab: &mut self.lab, exec });
+        Ok(())
+    }
+
+    fn explore(
+        &mut self,
+        exec: ExecId,
+        lease: &dyn Lease,
+        order: &[OpId],
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        self.lab.device_mut().explore(exec, lease, order, poison)
+    }
+
+    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
+        self.lab.device().peek(exec, buffer, offset, out);
+    }
+
+    fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
+        if core::mem::take(&mut self.memory.host_is_due) {
+            self.host_strikes(from);
+        }
+        self.lab.device_mut().copy_inputs(from, to);
+    }
+
+    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
+        self.lab.device().first_difference(a, b, buffer, len)
+    }
+
+    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.lab.device_mut().write_state(name, offset, bytes)
+    }
+
+    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.lab.device().read_state(name, offset, out)
+    }
+
+    fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
+        self.lab.device_mut().replay_op(exec, lease, op)
+    }
+
+    fn digest_pages(
+        &mut self,
+        buffers: &[PageBuffer],
+        pages: &[u32],
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        self.lab.device_mut().digest_pages(buffers, pages, out)
+    }
+
+    fn digest_weight(
+        &mut self,
+        name: &str,
+        chunk_bytes: u64,
+        first: u64,
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        self.lab.device_mut().digest_weight(name, chunk_bytes, first, out)
+    }
+
+    fn workshop(&self) -> Arc<dyn Workshop> {
+        self.lab.device().workshop()
+    }
+
+    fn install(
+        &mut self,
+        arena: Box<dyn AwayArena>,
+    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
+        self.lab.device_mut().install(arena)
+    }
+
+    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
+        self.lab.device_mut().lend(arena)
+    }
+
+    fn uninstall(&mut self, arena: ArenaId) -> Remains {
+        // Numbers of executables are given out again.
+        for exec in self.variants.keys().copied().collect::<Vec<_>>() {
+            self.forget(exec).expect("its own executables and arenas");
+        }
+        self.lab.device_mut().uninstall(arena)
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.lab.device().memory()
+    }
+}
+
+impl FaultDevice {
+    /// What the host gets wrong about the step that is about to run.
+    fn host_strikes(&mut self, exec: ExecId) {
+        let replay = self.log.replays() + 1;
+        let Some(strike) = self.due(replay) else { return };
+        let mut rng = Rng::new(self.seed() ^ replay << 40);
+        let mut step = Step { lab: &mut self.lab, exec };
+        let hit = hits::host(&mut step, &strike, &mut self.memory, &mut rng);
+        if hit | hits::between(&mut step, &strike, &mut rng) {
+            self.log.struck(replay);
+        }
+    }
+}

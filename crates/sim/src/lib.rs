@@ -1,0 +1,23 @@
+//! Faults on purpose, and who sees them.
+//!
+//! [`FaultDevice`] is a device that does one thing wrong at a chosen step; [`Scene`] runs the real
+//! engine on it, step by step, on a tiny model; [`spread`] puts a model's plan on several lanes, so
+//! that there is an order to get wrong.
+//!
+//! This is the only room that may open the device's laboratory. Absent: a copy of production
+//! logic, a verdict that was not measured, and any way for a server to come here.
+#![forbid(unsafe_code)]
+
+mod fault_device;
+mod hits;
+mod rng;
+mod scene;
+mod spread;
+mod step;
+mod strike;
+
+pub use fault_device::FaultDevice;
+pub use rng::Rng;
+pub use scene::{Finding, Outcome, Scene, SceneError, tiny_model};
+pub use spread::spread;
+pub use strike::{Sabotage, Strike, StrikeLog};
