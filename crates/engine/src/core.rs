@@ -270,7 +270,8 @@ impl Core {
             self.logit_first.push(logit);
             let rows = row.plan.logit_rows();
             if let (true, Some(active)) = (rows > 0, self.active.get_mut(&row.plan.request)) {
-                let to = inputs::SamplingRows { exec, io: &io, first: logit, vocab: self.vocab };
+                let (vocab, eos) = (self.vocab, self.sched.eos_tokens());
+                let to = inputs::SamplingRows { exec, io: &io, first: logit, vocab, eos };
                 if !to.write(self.device.as_mut(), row, active) {
                     self.gone.push(row.plan.request);
                 }

@@ -4,8 +4,8 @@ use crate::active::Active;
 use crate::generation::Io;
 use lockstep_device::sample::{BiasEntry, SampleParams, SampleResult};
 use lockstep_device::{Device, ExecId};
-use lockstep_flow::Failure;
 use lockstep_flow::limits::LOGIT_BIAS_MAX;
+use lockstep_flow::{Failure, SamplingParams, Token};
 use lockstep_plan::TOKEN_FROM_LAST;
 use lockstep_pool::Logits;
 use lockstep_sched::{Batch, Scheduler, SeqRow, TokenSource};
@@ -40,6 +40,8 @@ pub struct SamplingRows<'a> {
     pub first: u32,
     /// Vocabulary, in tokens.
     pub vocab: u32,
+    /// Tokens that end a text.
+    pub eos: &'a [Token],
 }
 
 impl SamplingRows<'_> {
@@ -62,14 +64,15 @@ impl SamplingRows<'_> {
         if !row.plan.samples {
             return true;
         }
-        let masked = match self.write_mask(device, samples_at, active) {
+        let position = first_position + samples_at;
+        let produced = position + 1 - prompt_len;
+        let masked = match self.write_mask(device, samples_at, active, produced) {
             Ok(masked) => masked,
             Err(failure) => {
                 active.fail(failure);
                 return false;
             }
         };
-        let position = first_position + samples_at;
         let params = SampleParams::of(&active.params, position, prompt_len, masked);
         self.put_params(device, samples_at, params);
         if !active.params.logit_bias.is_empty() {
@@ -88,19 +91,49 @@ impl SamplingRows<'_> {
         all[(self.first + row) as usize] = params;
     }
 
-    /// Fills the row's grammar mask; true where there is one.
+    /// Fills the row's mask, of its grammar and of `min_tokens`; true where there is one. What it
+    /// holds follows from the request's own tokens alone.
     fn write_mask(
         &self,
         device: &mut dyn Device,
         row: u32,
         active: &mut Active,
+        produced: u32,
     ) -> Result<bool, Failure> {
-        let Some(grammar) = &mut active.grammar else { return Ok(false) };
+        let early = produced < active.params.min_tokens;
+        if active.grammar.is_none() && !early {
+            return Ok(false);
+        }
         let words = self.vocab.div_ceil(32) as usize;
         let masks = bytemuck::cast_slice_mut::<u8, u32>(device.input_mut(self.exec, self.io.masks));
         let at = (self.first + row) as usize * words;
-        grammar.fill(&mut masks[at..at + words]).map_err(Failure::Grammar)?;
+        let mask = &mut masks[at..at + words];
+        let mut fill = |mask: &mut [u32]| match &mut active.grammar {
+            Some(grammar) => grammar.fill(mask).map_err(Failure::Grammar),
+            None => {
+                mask.fill(u32::MAX);
+                Ok(())
+            }
+        };
+        fill(mask)?;
+        if early {
+            self.forbid_end(mask, &active.params);
+            if mask.iter().all(|word| *word == 0) {
+                // The grammar's text is complete: it ends, however short it is.
+                fill(mask)?;
+            }
+        }
         Ok(true)
+    }
+
+    /// Takes the tokens that end the text out of a mask.
+    fn forbid_end(&self, mask: &mut [u32], params: &SamplingParams) {
+        let eos = self.eos.iter().filter(|_| !params.ignore_eos);
+        for token in eos.chain(&params.stop_tokens) {
+            if let Some(word) = mask.get_mut(token.index() / 32) {
+                *word &= !(1 << (token.0 % 32));
+            }
+        }
     }
 }
 

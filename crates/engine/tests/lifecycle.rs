@@ -6,12 +6,14 @@ mod common;
 
 use common::fault::FaultDevice;
 use common::models::tiny;
+use common::outcome::assert_same;
 use common::{Engine, Probe, Recorder, Rig};
 use lockstep_device::CpuDevice;
 use lockstep_engine::{Handle, LoopTurn};
 use lockstep_flow::status::Health;
 use lockstep_flow::{
-    Event, EventKind, EventSink, Failure, Micros, Refusal, Request, RequestId, SamplingParams,
+    Event, EventKind, EventSink, Failure, FinishReason, Micros, Refusal, Request, RequestId,
+    SamplingParams, Token,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -42,6 +44,39 @@ fn words(recorder: &Recorder) -> String {
         Some(Event { kind: EventKind::Failed { failure, .. }, .. }) => failure.to_string(),
         other => panic!("{other:?}"),
     }
+}
+
+/// An end-of-text token before `min_tokens` was once passed on as if it were text.
+#[test]
+fn no_token_that_ends_the_text_comes_before_min_tokens() {
+    let (eos, stop) = (common::model(&tiny("llama")).eos()[0], Token(17));
+    let wanting = |(token, min_tokens): (Token, u32)| {
+        let mut probe = probe(9 + min_tokens, 20);
+        probe.params = SamplingParams {
+            temperature: 0.0,
+            max_tokens: 20,
+            min_tokens,
+            logit_bias: vec![(token, 100.0)],
+            stop_tokens: vec![stop],
+            ..SamplingParams::default()
+        };
+        probe
+    };
+    let wants = [(eos, 0), (eos, 1), (eos, 5), (stop, 7), (eos, 20)];
+    let probes: Vec<Probe> = wants.map(wanting).into();
+    let mut engine = Rig::default().engine(&tiny("llama"));
+    let alone = engine.alone(&probes);
+    for (outcome, (_, min_tokens)) in alone.iter().zip(wants) {
+        assert_eq!(outcome.tokens.len(), min_tokens as usize);
+        assert!(!outcome.tokens.contains(&eos) && !outcome.tokens.contains(&stop));
+        let ended = if min_tokens == 20 { FinishReason::Length } else { FinishReason::Stop };
+        assert_eq!(outcome.reason, ended);
+    }
+    assert_same(&alone, &engine.together(&probes, &[]), "in one batch");
+    // Where end-of-text tokens are ignored they are text like any other.
+    let mut ignoring = wanting((eos, 5));
+    ignoring.params.ignore_eos = true;
+    assert_eq!(engine.alone(&[ignoring])[0].tokens, [eos; 20]);
 }
 
 /// Waits for something that another thread is about to do.

@@ -290,7 +290,7 @@ impl Knob {
                 format!("bytes from {min} to {max}, as in 512MiB or 4GiB")
             }
             Choice(words) => format!("one of {}", words.join(", ")),
-            Text => "text".into(),
+            Text => "text without spaces around it, and not empty".into(),
             Flag => "true or false".into(),
         }
     }
@@ -313,6 +313,9 @@ impl Knob {
                 .find(|w| **w == value)
                 .map(|w| Value::Text((*w).into()))
                 .ok_or_else(bad),
+            // An empty one is not "none": a key that came out empty would open the server.
+            Text if value.is_empty() || value.trim() != value => Err(bad()),
+            Text if value.chars().any(char::is_control) => Err(bad()),
             Text => Ok(Value::Text(value.into())),
             Flag => value.parse().map(Value::Flag).map_err(|_| bad()),
         }
@@ -370,6 +373,18 @@ mod tests {
                 assert_ne!(knob.name, other.name);
                 assert_ne!(knob.flag, other.flag);
             }
+        }
+    }
+
+    /// `--api-key "$KEY"` with an unset variable once started an open server.
+    #[test]
+    fn an_empty_text_is_refused() {
+        for knob in KNOBS.iter().filter(|k| k.kind == Text) {
+            for bad in ["", " ", "a ", "\tb", "a\nb", "\u{0}"] {
+                let e = knob.parse(bad).unwrap_err();
+                assert!(e.to_string().contains("not empty"), "{e}");
+            }
+            assert_eq!(knob.parse("a b"), Ok(Value::Text("a b".into())));
         }
     }
 

@@ -7,7 +7,8 @@ use core::fmt;
 /// Sampling parameters of one request, checked once at admission by [`SamplingParams::check`].
 ///
 /// Order of application, the same on every device (the order that vLLM documents):
-/// repetition, presence and frequency penalty; logit bias; grammar mask; temperature;
+/// repetition, presence and frequency penalty; logit bias; mask of the grammar, and before
+/// `min_tokens` of the tokens that would end the text; temperature;
 /// top-k; top-p; min-p; draw. Ties are broken by the lower token id everywhere.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SamplingParams {
@@ -37,7 +38,8 @@ pub struct SamplingParams {
     pub prompt_logprobs: bool,
     /// Most tokens to produce.
     pub max_tokens: u32,
-    /// Fewest tokens before an end-of-text token counts.
+    /// Before this many tokens none is chosen that would end the text, unless the grammar allows
+    /// no other.
     pub min_tokens: u32,
     /// Go on past end-of-text tokens (load tests).
     pub ignore_eos: bool,

@@ -144,6 +144,11 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty() && self.steps_in_flight() == 0
     }
 
+    /// The model's end-of-text tokens.
+    pub fn eos_tokens(&self) -> &[Token] {
+        &self.config.eos_tokens
+    }
+
     /// What has happened, in order, since the last call.
     pub fn drain_updates(&mut self) -> impl Iterator<Item = Update> + '_ {
         self.updates.drain(..)

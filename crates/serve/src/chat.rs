@@ -5,16 +5,18 @@ use crate::choice::{Choice, ChoiceStart, Delta, Finish};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::format::Format;
+use crate::messages;
 use crate::params::Common;
 use crate::prepare;
 use crate::run::{Planned, Run};
 use crate::scores::Names;
 use crate::stream::{Answer, Cost, Shape};
+use crate::surface::{self, Endpoint};
 use crate::tools::Tools;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use lockstep_flow::limits::{MESSAGES_MAX, TOP_LOGPROBS_MAX};
+use lockstep_flow::limits::TOP_LOGPROBS_MAX;
 use lockstep_flow::{SamplingParams, Token};
 use lockstep_text::{ChatOptions, ChatPrompt};
 use serde_json::{Map, Value, json};
@@ -29,74 +31,7 @@ struct Asked {
     format: Format,
 }
 
-/// Fields of the API's older or richer forms that would change the answer: ignoring them would
-/// answer something that was not asked.
-const REFUSED: [(&str, &str); 4] = [
-    ("functions", "is the API's old form; send tools"),
-    ("function_call", "is the API's old form; send tool_choice"),
-    ("audio", "is not supported: the model makes text"),
-    ("prediction", "is not supported"),
-];
-
-const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-
-fn messages(app: &App, fields: &mut Fields) -> Result<Value, ApiError> {
-    let messages = fields
-        .array("messages")?
-        .ok_or_else(|| ApiError::field("messages", "is missing; send an array of messages"))?;
-    if messages.is_empty() || messages.len() > MESSAGES_MAX {
-        let what = format!("must hold 1 to {MESSAGES_MAX} messages, found {}", messages.len());
-        return Err(ApiError::field("messages", what));
-    }
-    for (at, message) in messages.iter().enumerate() {
-        let bad = |field: &str, what: String| {
-            Err(ApiError::field(format!("messages[{at}]{field}"), what))
-        };
-        let Some(message) = message.as_object() else {
-            return bad("", "must be an object with role and content".into());
-        };
-        match message.get("role").and_then(Value::as_str) {
-            Some(role) if ROLES.contains(&role) => {}
-            Some(_) => return bad(".role", format!("must be one of {}", ROLES.join(", "))),
-            None => return bad(".role", "is missing or no string".into()),
-        }
-        check_content(at, message)?;
-    }
-    let messages = Value::Array(messages);
-    prepare::check_bytes(app, "messages", prepare::string_bytes(&messages))?;
-    Ok(messages)
-}
-
-fn check_content(at: usize, message: &Map<String, Value>) -> Result<(), ApiError> {
-    let name = format!("messages[{at}].content");
-    let calls = message.get("tool_calls").is_some_and(Value::is_array);
-    match message.get("content") {
-        Some(Value::String(_)) => Ok(()),
-        None | Some(Value::Null) if calls || message.get("role") == Some(&json!("assistant")) => {
-            Ok(())
-        }
-        None | Some(Value::Null) => Err(ApiError::field(name, "is missing")),
-        Some(Value::Array(parts)) => {
-            for (part, value) in parts.iter().enumerate() {
-                let name = format!("{name}[{part}]");
-                match (value["type"].as_str(), value["text"].as_str()) {
-                    (Some("text"), Some(_)) => {}
-                    (Some("text"), None) => return Err(ApiError::field(name, "has no text")),
-                    (Some(kind), _) => {
-                        let kind: String = kind.chars().take(40).collect();
-                        let what = format!("is of type '{kind}'; the model reads text only");
-                        return Err(ApiError::unsupported(name, what));
-                    }
-                    (None, _) => return Err(ApiError::field(name, "has no type")),
-                }
-            }
-            Ok(())
-        }
-        Some(_) => Err(ApiError::field(name, "must be a string or an array of parts")),
-    }
-}
-
-fn options(fields: &mut Fields) -> Result<ChatOptions, ApiError> {
+fn options(app: &App, fields: &mut Fields) -> Result<ChatOptions, ApiError> {
     let kwargs = fields.object("chat_template_kwargs")?.map(Fields::into_map);
     let mut options = ChatOptions {
         now_unix_s: Some(unix_seconds()),
@@ -111,14 +46,26 @@ fn options(fields: &mut Fields) -> Result<ChatOptions, ApiError> {
         return Err(ApiError::field("add_generation_prompt", what));
     }
     if let Some(effort) = fields.string("reasoning_effort")? {
+        check_effort(app, &effort)?;
         options.kwargs.entry("reasoning_effort").or_insert(effort.into());
     }
     Ok(options)
 }
 
+/// A template that does not read the effort would leave it without effect; `none` asks a model
+/// that does not reason for nothing.
+fn check_effort(app: &App, effort: &str) -> Result<(), ApiError> {
+    let read = app.text.chat_template().is_none_or(|t| t.contains("reasoning_effort"));
+    if read || (effort == "none" && app.text.reasoning_marks().is_none()) {
+        return Ok(());
+    }
+    let what = "is not supported by this model: its chat template does not read it; leave it out";
+    Err(ApiError::parameter("reasoning_effort", what))
+}
+
 fn render(app: &App, fields: &mut Fields, tools: &mut Tools) -> Result<ChatPrompt, ApiError> {
-    let messages = tools.speak(messages(app, fields)?);
-    let options = options(fields)?;
+    let messages = tools.speak(messages::take(app, fields)?);
+    let options = options(app, fields)?;
     let prompt = app
         .text
         .render_chat(&messages, tools.for_template(), &options)
@@ -147,11 +94,7 @@ fn scores(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
 
 fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     prepare::check_model(app, &mut fields)?;
-    for (field, what) in REFUSED {
-        if fields.has(field) {
-            return Err(ApiError::unsupported(field, what));
-        }
-    }
+    surface::check(&fields, Endpoint::Chat)?;
     let common = Common::take(&mut fields, app.model.vocab)?;
     if common.max_tokens == Some(0) {
         return Err(ApiError::field("max_tokens", "must be at least 1"));
@@ -166,7 +109,8 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
 impl Asked {
     fn plan(&self, app: &App) -> Result<Vec<Planned>, ApiError> {
         let asked = self.common.max_tokens;
-        let max_tokens = prepare::max_tokens(app, "messages", self.prompt.len(), asked)?;
+        let min = self.common.params.min_tokens;
+        let max_tokens = prepare::max_tokens(app, "messages", self.prompt.len(), (min, asked))?;
         let one = |choice| {
             let params = SamplingParams {
                 choice,
@@ -175,23 +119,16 @@ impl Asked {
                 ..self.common.params.clone()
             };
             let grammar = self.tools.mask(app, &self.format)?;
-            Ok(Planned { prompt: Arc::clone(&self.prompt), params, grammar })
+            let (prompt, private) = (Arc::clone(&self.prompt), self.common.private);
+            Ok(Planned { prompt, params, grammar, private })
         };
         (0..self.common.n).map(one).collect()
     }
 
     fn choices(&self, app: &App) -> Result<Vec<Choice>, ApiError> {
         let one = |_| {
-            let options = lockstep_text::StreamOptions {
-                stop: self.common.stop.clone(),
-                include_stop: self.common.include_stop,
-                skip_special: self.common.skip_special,
-                keep: self.tools.keep(app),
-                ..Default::default()
-            };
-            let text = app.text.stream_with(options);
             Ok(Choice::new(ChoiceStart {
-                text: text.map_err(|e| prepare::text_error("stop", &e))?,
+                text: self.common.text(app, self.tools.keep(app))?,
                 parser: Some(self.tools.parser()),
                 tool_finish: self.tools.finish(),
                 wants_scores: self.scores.is_some(),

@@ -11,6 +11,7 @@ use crate::prepare;
 use crate::run::{Planned, Run};
 use crate::scores::{Lists, Names};
 use crate::stream::{Answer, Cost, Shape};
+use crate::surface::{self, Endpoint};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -39,11 +40,7 @@ struct Asked {
 
 fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     prepare::check_model(app, &mut fields)?;
-    if fields.string("suffix")?.is_some_and(|s| !s.is_empty()) {
-        let what = "is not supported: no served model is trained to fill in the middle; put what \
-                    precedes the gap into prompt";
-        return Err(ApiError::unsupported("suffix", what));
-    }
+    surface::check(&fields, Endpoint::Text)?;
     let common = Common::take(&mut fields, app.model.vocab)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     let top = TOP_LOGPROBS_MAX as u64;
@@ -116,7 +113,8 @@ impl Asked {
         let mut planned = Vec::new();
         for prompt in &self.prompts {
             let asked = self.common.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT).max(1);
-            let max_tokens = prepare::max_tokens(app, "prompt", prompt.tokens.len(), Some(asked))?;
+            let limits = (self.common.params.min_tokens, Some(asked));
+            let max_tokens = prepare::max_tokens(app, "prompt", prompt.tokens.len(), limits)?;
             let ranks = self.best_of > self.common.n;
             for choice in 0..self.best_of {
                 let params = SamplingParams {
@@ -130,7 +128,8 @@ impl Asked {
                     None => None,
                     Some((field, spec)) => Some(compile::grammar(app, field, spec, None)?),
                 };
-                planned.push(Planned { prompt: Arc::clone(&prompt.tokens), params, grammar });
+                let (prompt, private) = (Arc::clone(&prompt.tokens), self.common.private);
+                planned.push(Planned { prompt, params, grammar, private });
             }
         }
         Ok(planned)
@@ -140,15 +139,8 @@ impl Asked {
         let mut choices = Vec::new();
         for prompt in &self.prompts {
             for _ in 0..self.best_of {
-                let options = StreamOptions {
-                    stop: self.common.stop.clone(),
-                    include_stop: self.common.include_stop,
-                    skip_special: self.common.skip_special,
-                    ..StreamOptions::default()
-                };
-                let text = app.text.stream_with(options);
                 choices.push(Choice::new(ChoiceStart {
-                    text: text.map_err(|e| prepare::text_error("stop", &e))?,
+                    text: self.common.text(app, Vec::new())?,
                     parser: None,
                     tool_finish: Finish::Stop,
                     wants_scores: self.scores.is_some(),

@@ -17,6 +17,8 @@ pub enum ApiError {
     Field { param: String, what: String },
     /// 422: well-formed, but more than this model or server can do.
     Unsupported { param: String, what: String },
+    /// 400: a field that this endpoint does not have and that would change the answer.
+    Parameter { param: String, what: String },
     /// 401: no key, or not the right one.
     Unauthorized { what: &'static str },
     /// 403: an admin route that this server does not open.
@@ -49,6 +51,11 @@ impl ApiError {
         ApiError::Field { param: param.into(), what: what.into() }
     }
 
+    /// A field that this endpoint does not have.
+    pub fn parameter(param: impl Into<String>, what: impl Into<String>) -> ApiError {
+        ApiError::Parameter { param: param.into(), what: what.into() }
+    }
+
     /// Something understood that cannot be done.
     pub fn unsupported(param: impl Into<String>, what: impl Into<String>) -> ApiError {
         ApiError::Unsupported { param: param.into(), what: what.into() }
@@ -58,7 +65,7 @@ impl ApiError {
     /// by client libraries.
     pub fn status(&self) -> StatusCode {
         let code = match self {
-            ApiError::Body { .. } | ApiError::Field { .. } => 400,
+            ApiError::Body { .. } | ApiError::Field { .. } | ApiError::Parameter { .. } => 400,
             ApiError::Unsupported { .. } => 422,
             ApiError::Unauthorized { .. } => 401,
             ApiError::Forbidden { .. } => 403,
@@ -97,6 +104,7 @@ impl ApiError {
             ApiError::Body { .. } => "invalid_json",
             ApiError::Field { .. } => "invalid_value",
             ApiError::Unsupported { .. } => "unsupported",
+            ApiError::Parameter { .. } => "unsupported_parameter",
             ApiError::Unauthorized { .. } => "invalid_api_key",
             ApiError::Forbidden { .. } => "admin_key_required",
             ApiError::NoRoute { .. } => "route_not_found",
@@ -127,7 +135,9 @@ impl ApiError {
 
     fn param(&self) -> Option<&str> {
         match self {
-            ApiError::Field { param, .. } | ApiError::Unsupported { param, .. } => Some(param),
+            ApiError::Field { param, .. }
+            | ApiError::Unsupported { param, .. }
+            | ApiError::Parameter { param, .. } => Some(param),
             ApiError::NoModel { .. } => Some("model"),
             ApiError::Refused { refusal: Refusal::Sampling(e), .. } => Some(e.param),
             ApiError::Refused { refusal, param } => match refusal {
@@ -153,8 +163,9 @@ impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ApiError::Body { what } => write!(f, "the body is not usable: {what}"),
-            ApiError::Field { param, what } => write!(f, "'{param}' {what}"),
-            ApiError::Unsupported { param, what } => write!(f, "'{param}' {what}"),
+            ApiError::Field { param, what }
+            | ApiError::Unsupported { param, what }
+            | ApiError::Parameter { param, what } => write!(f, "'{param}' {what}"),
             ApiError::Unauthorized { what } | ApiError::Forbidden { what } => f.write_str(what),
             ApiError::NoRoute { method, path } => {
                 write!(f, "there is no {method} {path} here; README.md lists the routes")

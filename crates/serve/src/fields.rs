@@ -1,7 +1,7 @@
 //! Typed access to the fields of a request, with errors that name the field.
 //!
-//! `null` counts as absent everywhere, as client libraries send it for unset fields. Fields that
-//! nobody asks for are ignored, as other servers ignore them.
+//! `null` counts as absent everywhere, as client libraries send it for unset fields. Which fields
+//! there are at all is [`crate::surface`]'s.
 
 use crate::error::ApiError;
 use crate::json::type_name;
@@ -44,6 +44,11 @@ impl Fields {
     /// True where the field is there and not null.
     pub fn has(&self, field: &str) -> bool {
         self.map.get(field).is_some_and(|v| !v.is_null())
+    }
+
+    /// Every field with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.map.iter().map(|(field, value)| (field.as_str(), value))
     }
 
     /// Takes a field out; `null` is absent.

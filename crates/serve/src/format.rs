@@ -19,10 +19,11 @@ impl Format {
             schema(fields, "json_schema")?.map(|spec| ("json_schema", spec)),
             fields.string("guided_regex")?.map(|r| ("guided_regex", GrammarSpec::Regex(r))),
             fields.string("regex")?.map(|r| ("regex", GrammarSpec::Regex(r))),
-            choice(fields)?.map(|spec| ("guided_choice", spec)),
+            choice(fields, "guided_choice")?.map(|spec| ("guided_choice", spec)),
             fields.string("guided_grammar")?.map(|g| ("guided_grammar", GrammarSpec::Lark(g))),
         ];
-        let mut given = all.into_iter().flatten();
+        let nested = structured_outputs(fields)?;
+        let mut given = all.into_iter().flatten().chain(nested);
         let first = given.next();
         match (&first, given.next()) {
             (Some((one, _)), Some((two, _))) => {
@@ -65,8 +66,29 @@ fn response_format(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError>
     }
 }
 
+/// vLLM's newer form of the `guided_*` fields, as an object of one of them.
+fn structured_outputs(fields: &mut Fields) -> Result<Vec<(&'static str, GrammarSpec)>, ApiError> {
+    const NAME: &str = "structured_outputs";
+    let Some(mut inner) = fields.object(NAME)? else { return Ok(Vec::new()) };
+    for unknown in ["structural_tag", "whitespace_pattern"] {
+        if inner.has(unknown) {
+            let what = "is not supported here; send json, regex, choice, grammar or json_object";
+            return Err(ApiError::parameter(inner.name(unknown), what));
+        }
+    }
+    let any_object = inner.flag("json_object")?.unwrap_or(false);
+    let all = [
+        schema(&mut inner, "json")?,
+        inner.string("regex")?.map(GrammarSpec::Regex),
+        choice(&mut inner, "choice")?,
+        inner.string("grammar")?.map(GrammarSpec::Lark),
+        any_object.then_some(GrammarSpec::JsonObject),
+    ];
+    Ok(all.into_iter().flatten().map(|spec| (NAME, spec)).collect())
+}
+
 /// A schema as an object, or as its JSON text.
-fn schema(fields: &mut Fields, field: &'static str) -> Result<Option<GrammarSpec>, ApiError> {
+fn schema(fields: &mut Fields, field: &str) -> Result<Option<GrammarSpec>, ApiError> {
     let schema = match fields.take(field) {
         None => return Ok(None),
         Some(Value::String(text)) => crate::json::parse_object(text.as_bytes()).ok(),
@@ -75,17 +97,20 @@ fn schema(fields: &mut Fields, field: &'static str) -> Result<Option<GrammarSpec
     };
     match schema {
         Some(map) => Ok(Some(GrammarSpec::JsonSchema(Value::Object(map)))),
-        None => Err(ApiError::field(field, "must be a JSON schema, as an object or as its text")),
+        None => {
+            let what = "must be a JSON schema, as an object or as its text";
+            Err(ApiError::field(fields.name(field), what))
+        }
     }
 }
 
 /// One of some strings, as a regular expression.
-fn choice(fields: &mut Fields) -> Result<Option<GrammarSpec>, ApiError> {
-    let Some(items) = fields.array("guided_choice")? else { return Ok(None) };
+fn choice(fields: &mut Fields, field: &str) -> Result<Option<GrammarSpec>, ApiError> {
+    let Some(items) = fields.array(field)? else { return Ok(None) };
     let texts: Vec<&str> = items.iter().filter_map(Value::as_str).collect();
     if texts.len() != items.len() || texts.is_empty() || texts.contains(&"") {
         let what = "must be an array of strings, none of them empty";
-        return Err(ApiError::field("guided_choice", what));
+        return Err(ApiError::field(fields.name(field), what));
     }
     let escaped: Vec<String> = texts.iter().map(|t| escape(t)).collect();
     Ok(Some(GrammarSpec::Regex(format!("({})", escaped.join("|")))))
@@ -129,6 +154,9 @@ mod tests {
         assert_eq!(spec(wrapped), want);
         assert_eq!(spec(json!({"guided_json": schema})), want);
         assert_eq!(spec(json!({"json_schema": schema.to_string()})), want);
+        assert_eq!(spec(json!({"structured_outputs": {"json": schema}})), want);
+        let any = json!({"structured_outputs": {"json_object": true}});
+        assert_eq!(spec(any), Some(GrammarSpec::JsonObject));
         let choice = spec(json!({"guided_choice": ["a+b", "c"]}));
         assert_eq!(choice, Some(GrammarSpec::Regex(r"(a\+b|c)".into())));
     }
@@ -146,6 +174,16 @@ mod tests {
             ),
             ("guided_json", json!({"guided_json": 5})),
             ("guided_choice", json!({"guided_choice": []})),
+            ("structured_outputs.choice", json!({"structured_outputs": {"choice": [1]}})),
+            ("structured_outputs.json", json!({"structured_outputs": {"json": true}})),
+            (
+                "structured_outputs.structural_tag",
+                json!({"structured_outputs": {"structural_tag": "x"}}),
+            ),
+            (
+                "structured_outputs",
+                json!({"structured_outputs": {"json_object": true}, "regex": "a"}),
+            ),
             ("regex", json!({"regex": "a", "response_format": {"type": "json_object"}})),
         ] {
             let e = take(body.clone()).unwrap_err();

@@ -1,12 +1,15 @@
 //! The fields that both generation endpoints share.
 
+use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, whole};
+use crate::prepare;
 use lockstep_flow::limits::{
     CHOICES_MAX, CONTEXT_TOKENS_MAX, LOGIT_BIAS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
     STOP_TOKENS_MAX, VOCAB_MAX,
 };
 use lockstep_flow::{Refusal, SamplingParams, Seed, Token};
+use lockstep_text::{StreamOptions, TextStream};
 use serde_json::Value;
 
 /// Bytes of a client-chosen request name (`rid`).
@@ -33,6 +36,8 @@ pub struct Common {
     pub skip_special: bool,
     /// Keep the stop string that ended the text.
     pub include_stop: bool,
+    /// Shares no prefix with other requests: it came with a salt for the cache.
+    pub private: bool,
     /// Show tokens in log-probabilities as `token_id:N`.
     pub tokens_as_ids: bool,
 }
@@ -46,7 +51,13 @@ impl Common {
             return Err(ApiError::field("stream_options", "is only allowed with stream: true"));
         }
         let include_usage = match options {
-            Some(mut o) => o.flag("include_usage")?.unwrap_or(false),
+            Some(mut o) => {
+                if o.flag("continuous_usage_stats")?.unwrap_or(false) {
+                    let what = "is not supported here: include_usage sends the usage at the end";
+                    return Err(ApiError::parameter(o.name("continuous_usage_stats"), what));
+                }
+                o.flag("include_usage")?.unwrap_or(false)
+            }
             None => false,
         };
         let completion = fields.count("max_completion_tokens", 0, u64::from(CONTEXT_TOKENS_MAX))?;
@@ -60,9 +71,41 @@ impl Common {
             include_usage,
             rid: rid(fields)?,
             skip_special: fields.flag("skip_special_tokens")?.unwrap_or(true),
-            include_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
+            include_stop: include_stop(fields)?,
+            private: salted(fields, "cache_salt")? | salted(fields, "extra_key")?,
             tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
         })
+    }
+
+    /// The text of one choice, from its tokens. `keep` are special tokens that a parser looks for.
+    pub fn text(&self, app: &App, keep: Vec<Token>) -> Result<TextStream, ApiError> {
+        let options = StreamOptions {
+            stop: self.stop.clone(),
+            stop_from: self.params.min_tokens,
+            include_stop: self.include_stop,
+            skip_special: self.skip_special,
+            keep,
+            ..StreamOptions::default()
+        };
+        app.text.stream_with(options).map_err(|e| prepare::text_error("stop", &e))
+    }
+}
+
+/// vLLM's and SGLang's names for keeping the stop string.
+fn include_stop(fields: &mut Fields) -> Result<bool, ApiError> {
+    let included = fields.flag("include_stop_str_in_output")?;
+    let untrimmed = fields.flag("no_stop_trim")?;
+    Ok(included.unwrap_or(false) || untrimmed.unwrap_or(false))
+}
+
+/// A salt keeps a request's prefix from others who do not know it. Pages are not kept by salt
+/// here: a request with one shares none at all.
+fn salted(fields: &mut Fields, field: &str) -> Result<bool, ApiError> {
+    match fields.take(field) {
+        None => Ok(false),
+        Some(Value::String(salt)) => Ok(!salt.is_empty()),
+        Some(Value::Array(salts)) if salts.iter().all(Value::is_string) => Ok(!salts.is_empty()),
+        Some(_) => Err(ApiError::field(field, "must be a string")),
     }
 }
 
@@ -227,11 +270,23 @@ mod tests {
             ("min_tokens", json!(-1)),
             ("ignore_eos", json!(1)),
             ("rid", json!("")),
+            ("no_stop_trim", json!("yes")),
+            ("cache_salt", json!([1])),
         ] {
             let e = take(json!({ field: value.clone() })).unwrap_err();
             assert_eq!(e.status(), 400, "{field} {value}: {e}");
             assert_eq!(e.to_json()["error"]["param"], field, "{field} {value}: {e}");
         }
+    }
+
+    #[test]
+    fn a_salt_keeps_a_request_to_itself() {
+        assert!(!take(json!({})).unwrap().private);
+        assert!(!take(json!({"cache_salt": ""})).unwrap().private);
+        assert!(take(json!({"cache_salt": "s"})).unwrap().private);
+        assert!(take(json!({"extra_key": ["a", "b"]})).unwrap().private);
+        assert!(take(json!({"cache_salt": 5})).is_err());
+        assert!(take(json!({"no_stop_trim": true})).unwrap().include_stop);
     }
 
     #[test]

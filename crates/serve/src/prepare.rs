@@ -117,12 +117,13 @@ pub fn text_error(param: &str, e: &TextError) -> ApiError {
     }
 }
 
-/// How many tokens a sequence may produce. `None` takes what context and pool leave.
+/// How many tokens a sequence may produce. `None` takes what context and pool leave. `min_tokens`
+/// must not be more.
 pub fn max_tokens(
     app: &App,
     param: &'static str,
     prompt: usize,
-    asked: Option<u32>,
+    (min_tokens, asked): (u32, Option<u32>),
 ) -> Result<u32, ApiError> {
     let context_max_tokens = app.model.context_max_tokens;
     let prompt_tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
@@ -136,6 +137,10 @@ pub fn max_tokens(
         let refusal =
             Refusal::ContextTooLong { prompt_tokens, max_tokens: wanted, context_max_tokens };
         return Err(ApiError::Refused { refusal, param });
+    }
+    if min_tokens > wanted {
+        let what = format!("is {min_tokens}; at most {wanted} tokens are made, so it must be less");
+        return Err(ApiError::field("min_tokens", what));
     }
     Ok(wanted)
 }

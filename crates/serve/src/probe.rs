@@ -55,7 +55,7 @@ async fn generate_one(app: &Shared) -> Result<&'static str, ApiError> {
     let before = app.status().counters.generated_tokens;
     let params = SamplingParams { temperature: 0.0, max_tokens: 1, ..SamplingParams::default() };
     let prompt = [app.text.bos().unwrap_or(Token(0))].into();
-    let planned = vec![Planned { prompt, params, grammar: None }];
+    let planned = vec![Planned { prompt, params, grammar: None, private: false }];
     let name = app.ids.response("health");
     let mut run = match Run::start(app, planned, &name, None, "probe") {
         Ok(run) => Some(run),

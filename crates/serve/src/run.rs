@@ -25,6 +25,8 @@ pub struct Planned {
     pub params: SamplingParams,
     /// This choice's own grammar state.
     pub grammar: Option<Box<dyn TokenMask>>,
+    /// Shares no prefix with other requests (`cache_salt`).
+    pub private: bool,
 }
 
 /// Events beside one a token that a sequence may have: started, finished, and slack.
@@ -84,7 +86,7 @@ impl Run {
                 arrived,
                 deadline,
                 adapter: 0,
-                use_prefix_cache: true,
+                use_prefix_cache: !p.private,
             };
             let sink = Sink::new(index, sender.clone(), Arc::clone(&app.metrics));
             // A refusal drops `run`, which cancels the sequences before this one.

@@ -146,14 +146,80 @@ fn wrong_fields_are_400_and_named() {
 fn what_is_understood_and_cannot_be_done_is_422() {
     let server = Server::start();
     let image = json!([{"type": "image_url", "image_url": {"url": "data:,"}}]);
-    for (path, field, body) in [
-        (CHAT, "messages[0].content[0]", json!({"messages": user(image)})),
-        (CHAT, "functions", json!({"messages": user(json!("x")), "functions": [{}]})),
-        (CHAT, "audio", json!({"messages": user(json!("x")), "audio": {}})),
-        (TEXT, "suffix", json!({"prompt": "x", "suffix": "y"})),
+    let body = json!({"messages": user(image)}).to_string();
+    let want = (422, "unsupported", Some("messages[0].content[0]"));
+    refused(&server, CHAT, body.as_bytes(), want);
+}
+
+/// These were once accepted and dropped, so that the answer was to something else.
+#[test]
+fn fields_that_would_change_the_answer_are_400_and_named() {
+    let server = Server::start();
+    let bodies = [
+        (CHAT, json!({"messages": user(json!("[[ok]]")), "temperature": 0})),
+        (TEXT, json!({"prompt": "[[ok]]", "temperature": 0, "max_tokens": 9})),
+    ];
+    for (field, value, neutral) in [
+        ("ebnf", json!("root ::= \"a\""), json!(null)),
+        ("structural_tag", json!("{}"), json!("")),
+        ("bad_words", json!(["a"]), json!([])),
+        ("lora_path", json!("x"), json!(null)),
+        ("modalities", json!(["text", "audio"]), json!(["text"])),
+        ("audio", json!({"voice": "a"}), json!(null)),
+        ("prediction", json!({"type": "content"}), json!(null)),
+        ("functions", json!([{"name": "f"}]), json!([])),
+        ("function_call", json!({"name": "f"}), json!("auto")),
+        ("suffix", json!("y"), json!("")),
+        ("logits_processors", json!(["p"]), json!([])),
+        ("no_repeat_ngram_size", json!(3), json!(0)),
+        ("truncate_prompt_tokens", json!(5), json!(null)),
+        ("use_beam_search", json!(true), json!(false)),
+        ("return_hidden_states", json!(true), json!(false)),
+        ("stop_regex", json!("a+"), json!(null)),
+        ("reasoning_effort", json!("high"), json!("none")),
+        ("temprature", json!(0), json!(null)),
     ] {
-        refused(&server, path, body.to_string().as_bytes(), (422, "unsupported", Some(field)));
+        for (path, good) in &bodies {
+            let with = |value: &Value| {
+                let mut body = good.clone();
+                body[field] = value.clone();
+                body
+            };
+            let want = (400, "unsupported_parameter", Some(field));
+            refused(&server, path, with(&value).to_string().as_bytes(), want);
+            let answer = server.post(path, &with(&neutral));
+            assert_eq!(answer.status, 200, "{field} {neutral}: {}", answer.text());
+        }
     }
+    for field in ["tools", "functions", "tool_choice", "top_logprobs", "messages"] {
+        let mut body = bodies[1].1.clone();
+        body[field] = json!([{"type": "function"}]);
+        let want = (400, "unsupported_parameter", Some(field));
+        refused(&server, TEXT, body.to_string().as_bytes(), want);
+    }
+    let body = json!({"prompt": "x", "max_tokens": 4, "min_tokens": 5});
+    let want = (400, "invalid_value", Some("min_tokens"));
+    refused(&server, TEXT, body.to_string().as_bytes(), want);
+}
+
+#[test]
+fn bad_tool_calls_of_earlier_turns_are_400_and_named() {
+    let server = Server::start();
+    for (path, calls) in [
+        ("", json!("call")),
+        ("[0]", json!([5])),
+        ("[0].function", json!([{"id": "1", "type": "function"}])),
+        ("[0].function.arguments", json!([{"function": {"name": "f", "arguments": [1]}}])),
+    ] {
+        let body = json!({"messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": null, "tool_calls": calls},
+        ]});
+        let field = format!("messages[1].tool_calls{path}");
+        let want = (400, "invalid_value", Some(field.as_str()));
+        refused(&server, CHAT, body.to_string().as_bytes(), want);
+    }
+    still_serves(&server);
 }
 
 #[test]

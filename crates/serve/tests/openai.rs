@@ -26,6 +26,27 @@ fn streamed(events: &[Value], index: u64) -> String {
     events.iter().filter_map(of).collect()
 }
 
+/// A stop string in what `min_tokens` asks for is text.
+#[test]
+fn stop_strings_count_after_min_tokens() {
+    let server = Server::start();
+    let tokens = |text: &str| {
+        let body = json!({"prompt": text, "add_special_tokens": false});
+        server.post("/tokenize", &body).json()["count"].clone()
+    };
+    let content = |min: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "[[a. b. c.]]"}],
+            "temperature": 0, "stop": ["."], "min_tokens": min});
+        server.post("/v1/chat/completions", &body).json()["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(content(json!(0)), "a");
+    assert_eq!(content(tokens("a.")), "a. b");
+    assert_eq!(content(tokens("a. b.")), "a. b. c");
+}
+
 #[test]
 fn chat_answers_what_the_engine_made() {
     let server = Server::start();

@@ -15,6 +15,9 @@ use stop::StopMatcher;
 pub struct StreamOptions {
     /// The text ends where one of these is complete; it is not part of the text.
     pub stop: Vec<String>,
+    /// Tokens whose text no stop string ends (`min_tokens`): one that is complete with a token
+    /// after these counts.
+    pub stop_from: u32,
     /// Keep the stop string that ended the text.
     pub include_stop: bool,
     /// Leave special tokens out (`skip_special_tokens`).
@@ -30,6 +33,7 @@ impl Default for StreamOptions {
     fn default() -> Self {
         StreamOptions {
             stop: Vec::new(),
+            stop_from: 0,
             include_stop: false,
             skip_special: true,
             keep: Vec::new(),
@@ -56,6 +60,10 @@ pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     utf8: Utf8Stream,
     stop: StopMatcher,
+    /// Tokens that are still to come whose text no stop string ends.
+    unstoppable: u32,
+    /// Stop strings count in the text of the last token.
+    counts: bool,
     skip_special: bool,
     keep: Vec<Token>,
     /// The next byte, where it is a space, is the one that encoding put in front.
@@ -79,6 +87,8 @@ impl TextStream {
             tokenizer,
             utf8: Utf8Stream::default(),
             stop: StopMatcher::new(options.stop, options.include_stop)?,
+            unstoppable: options.stop_from,
+            counts: options.stop_from == 0,
             skip_special: options.skip_special,
             keep: options.keep,
             scratch: String::new(),
@@ -88,6 +98,8 @@ impl TextStream {
     /// Takes the next token. An id outside the vocabulary adds nothing, like a special token.
     pub fn push(&mut self, token: Token) -> Increment {
         let mut out = Increment::default();
+        self.counts = self.unstoppable == 0;
+        self.unstoppable = self.unstoppable.saturating_sub(1);
         let Some(piece) = self.tokenizer.pieces().get(token.index()) else { return out };
         if self.stop.hit().is_some()
             || (self.skip_special && piece.is_special() && !self.keep.contains(&token))
@@ -101,9 +113,16 @@ impl TextStream {
         }
         self.scratch.clear();
         self.utf8.push(bytes, &mut self.scratch);
-        self.stop.push(&self.scratch, &mut out.text);
-        out.stopped = self.stop.hit();
+        self.feed(&mut out);
         out
+    }
+
+    fn feed(&mut self, out: &mut Increment) {
+        match self.counts {
+            true => self.stop.push(&self.scratch, &mut out.text),
+            false => self.stop.pass(&self.scratch, &mut out.text),
+        }
+        out.stopped = self.stop.hit();
     }
 
     /// The index of the stop string that ended the text.
@@ -118,8 +137,7 @@ impl TextStream {
         if self.stop.hit().is_none() {
             self.scratch.clear();
             self.utf8.finish(&mut self.scratch);
-            self.stop.push(&self.scratch, &mut out.text);
-            out.stopped = self.stop.hit();
+            self.feed(&mut out);
         }
         self.stop.finish(&mut out.text);
         out

@@ -54,6 +54,11 @@ impl Automaton {
         self.matched += usize::from(text[self.matched] == byte);
         self.matched == text.len()
     }
+
+    /// Goes on as if the complete stop string had not counted.
+    fn overlook(&mut self) {
+        self.matched = self.fail[self.matched - 1] as usize;
+    }
 }
 
 impl StopMatcher {
@@ -104,6 +109,23 @@ impl StopMatcher {
                 return;
             }
         }
+        self.settle(text, out);
+    }
+
+    /// As [`StopMatcher::push`] of text in which no stop string counts; one that begins here and
+    /// is complete later does.
+    pub(crate) fn pass(&mut self, text: &str, out: &mut String) {
+        for byte in text.bytes() {
+            for stop in &mut self.stops {
+                if stop.step(byte) {
+                    stop.overlook();
+                }
+            }
+        }
+        self.settle(text, out);
+    }
+
+    fn settle(&mut self, text: &str, out: &mut String) {
         self.held.push_str(text);
         let hold = self.stops.iter().map(|s| s.matched).max().unwrap_or(0);
         let settled = self.held.len() - hold;
@@ -142,6 +164,17 @@ mod tests {
         assert_eq!(run(&["b", "ab"], &["xab"]), ("x".into(), Some(1)));
         assert_eq!(run(&["é"], &["è", "é"]), ("è".into(), Some(0)));
         assert_eq!(run(&[], &["any", "thing"]), ("anything".into(), None));
+    }
+
+    #[test]
+    fn a_stop_string_that_does_not_count_yet_is_text() {
+        let mut m = StopMatcher::new(vec!["aba".into()], false).unwrap();
+        let mut out = String::new();
+        m.pass("xaba", &mut out);
+        // Its end is the beginning of the next one.
+        assert_eq!((out.as_str(), m.hit()), ("xab", None));
+        m.push("ba", &mut out);
+        assert_eq!((out.as_str(), m.hit()), ("xab", Some(0)));
     }
 
     #[test]
