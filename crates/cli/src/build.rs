@@ -2,12 +2,13 @@
 
 use crate::exit::{Exit, Failure};
 use crate::resolve::ModelFiles;
+use crate::{knob_fault, memory};
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_device::{CpuDevice, cpu::CpuBackend};
-use lockstep_engine::{EngineError, EngineParts, Knobs, Late, Started};
+use lockstep_engine::{EngineParts, Knobs, Late, Started};
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_flow::{OnMismatch, Settings};
-use lockstep_model::Model;
+use lockstep_model::{Model, SubPool};
 use lockstep_plan::format::Format;
 use lockstep_plan::{KvDtype, Summary, render_text, svg};
 use lockstep_serve::Engine;
@@ -76,6 +77,7 @@ pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> 
     let checkpoint = Arc::new(Checkpoint::open(&files.path).map_err(bad_model)?);
     let device = device(settings)?;
     let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
+    warn_of_memory(settings, &model)?;
     let mut text = None;
     let started = std::thread::scope(|scope| {
         let opening = scope.spawn(|| open_text(&checkpoint));
@@ -91,7 +93,35 @@ pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> 
     let text = text.transpose()?;
     let engine: Arc<dyn Engine> = Arc::new(started?.handle);
     let text = Arc::new(text.expect("an engine starts after its text room has opened"));
+    warn_of_template(&text);
     Ok(Built { engine, text })
+}
+
+/// Says at start what would otherwise show as the end of the process under load.
+fn warn_of_memory(settings: &Settings, model: &Model) -> Result<(), Failure> {
+    let failed = |e| knob_fault::of_engine(settings, e);
+    let shape =
+        lockstep_engine::plan_shape(&knobs(settings), model, &CpuBackend).map_err(failed)?;
+    let pools = model.sub_pools(&CpuBackend, &shape).map_err(bad_model)?;
+    let page_bytes: u64 = pools.iter().map(SubPool::page_bytes).sum();
+    let pool_bytes = page_bytes * u64::from(shape.pages);
+    let short = |memory| memory::shortage(pool_bytes, model.checkpoint_bytes(), memory);
+    if let Some(words) = memory::bytes().and_then(short) {
+        tracing::warn!("{words}");
+    }
+    Ok(())
+}
+
+/// A server without a usable template serves completions; chats would be refused one by one.
+fn warn_of_template(text: &TextModel) {
+    let without = "chat requests are refused, and only /v1/completions serves";
+    match (text.template_fault(), text.chat_template()) {
+        (Some(fault), _) => {
+            tracing::warn!("the model's chat template is of no use: {fault}; {without}")
+        }
+        (None, None) => tracing::warn!("the model has no chat template: {without}"),
+        (None, Some(_)) => {}
+    }
 }
 
 fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
@@ -122,19 +152,10 @@ fn start(
         progress: &mut |done, _| bar.set_position(done),
         tap: None,
     };
-    let started = lockstep_engine::start_with(parts, late).map_err(start_failure);
+    let failed = |e| knob_fault::of_engine(settings, e);
+    let started = lockstep_engine::start_with(parts, late).map_err(failed);
     bar.finish_and_clear();
     started
-}
-
-fn start_failure(e: EngineError) -> Failure {
-    let exit = match &e {
-        EngineError::Model(_) => Exit::BadModel,
-        EngineError::Knob { .. } => Exit::Usage,
-        EngineError::Refused { .. } | EngineError::Sched(_) => Exit::Unexpected,
-        _ => Exit::Resources,
-    };
-    Failure::new(exit, e)
 }
 
 /// A bar on the terminal, shown only where loading takes longer than a moment.
@@ -172,7 +193,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
 fn device(settings: &Settings) -> Result<CpuDevice, Failure> {
     let threads = u32::try_from(settings.number("device.threads")).unwrap_or(u32::MAX);
     CpuDevice::new(threads, settings.text("device.isa"))
-        .map_err(|e| Failure::new(Exit::Resources, e))
+        .map_err(|e| knob_fault::of_device(settings, &e))
 }
 
 fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
@@ -220,7 +241,8 @@ pub fn describe_plan(
     let checkpoint = Checkpoint::open(&files.path).map_err(bad_model)?;
     let model = Model::new(Arc::new(checkpoint)).map_err(bad_model)?;
     let knobs = knobs(settings);
-    let shape = lockstep_engine::plan_shape(&knobs, &model, &CpuBackend).map_err(start_failure)?;
+    let failed = |e| knob_fault::of_engine(settings, e);
+    let shape = lockstep_engine::plan_shape(&knobs, &model, &CpuBackend).map_err(failed)?;
     let keys = lockstep_engine::ladder(&knobs);
     let found = keys.iter().find(|(key, _)| key.to_string() == bucket);
     let Some(&key) = found else {
@@ -229,7 +251,7 @@ pub fn describe_plan(
         return Err(Failure::new(Exit::Usage, what));
     };
     let proven = lockstep_engine::prove_all(&model, &CpuBackend, &shape, &[key]);
-    let proven = proven.map_err(start_failure)?.remove(0).proven;
+    let proven = proven.map_err(failed)?.remove(0).proven;
     let summary = Summary::of(&proven);
     Ok(ShownPlan {
         text: render_text(&proven),

@@ -5,6 +5,8 @@ mod args;
 mod build;
 mod exit;
 mod http;
+mod knob_fault;
+mod memory;
 mod out;
 mod plan;
 mod pull;
@@ -79,6 +81,7 @@ fn pull_command(args: &PullArgs) -> Result<Exit, Failure> {
         out::line(&report);
     } else {
         let how = match obtained.source {
+            "store" if args.from.is_some() => "was there already, the same as --from".into(),
             "store" => "was there already".into(),
             source => format!("fetched ({source})"),
         };

@@ -28,6 +28,16 @@ pub fn unknown_model(name: &str) -> Failure {
     Failure::new(Exit::NoModel, words)
 }
 
+/// A pipe, a device or a socket: it cannot be mapped, and opening it may never end.
+fn no_model_file(path: &Path) -> Failure {
+    let words = format!(
+        "{} is neither a file nor a folder; --model takes a GGUF file, a Hugging Face folder, or a \
+         known model's name",
+        path.display()
+    );
+    Failure::new(Exit::BadModel, words)
+}
+
 /// Finds the model that the settings name, fetching it where it is known and not there.
 pub fn model(
     settings: &Settings,
@@ -35,16 +45,25 @@ pub fn model(
 ) -> Result<ModelFiles, Failure> {
     let name = settings.text("model.path");
     let path = Path::new(name);
-    if path.exists() {
+    if let Ok(meta) = std::fs::metadata(path) {
+        if !meta.is_file() && !meta.is_dir() {
+            return Err(no_model_file(path));
+        }
         return Ok(ModelFiles { path: path.into(), aliases: aliases(path) });
     }
     let Some(known) = Known::find(name) else { return Err(unknown_model(name)) };
     let store = store()?;
     let path = store.path(known);
-    // What lies under this name was verified when it was put there; a full check at every start
-    // would read the file twice. `lockstep pull` checks again.
-    let there = std::fs::metadata(&path).is_ok_and(|m| m.len() == known.bytes);
-    if !there {
+    if path.exists() {
+        pull::check(known, &store).map_err(|why| {
+            let words = format!(
+                "{} is not the model {} any more: {why}; `lockstep pull` fetches it again",
+                path.display(),
+                known.name
+            );
+            Failure::new(Exit::BadModel, words)
+        })?;
+    } else {
         pull::obtain(known, &store, None)
             .map_err(|e| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) })?;
     }

@@ -21,6 +21,8 @@ const OTHER_VARIABLES: [&str; 2] = ["LOCKSTEP_LOG", "LOCKSTEP_MODELS"];
 pub enum SettingsError {
     /// The file cannot be read.
     Read { path: PathBuf, why: std::io::Error },
+    /// A folder, a pipe or a device where the file should be.
+    NotAFile { path: PathBuf },
     /// The file is absurdly large.
     TooLarge { path: PathBuf, bytes: u64 },
     /// The file is not TOML.
@@ -44,6 +46,9 @@ impl fmt::Display for SettingsError {
         use SettingsError as E;
         match self {
             E::Read { path, why } => write!(f, "{} cannot be read: {why}", path.display()),
+            E::NotAFile { path } => {
+                write!(f, "{} is not a file; --config takes a TOML file", path.display())
+            }
             E::TooLarge { path, bytes } => write!(
                 f,
                 "{} has {bytes} bytes; a settings file has at most {FILE_BYTES_MAX}",
@@ -117,7 +122,12 @@ pub fn load(
 
 fn from_file(path: &Path, settings: &mut Settings) -> Result<(), SettingsError> {
     let read = |why| SettingsError::Read { path: path.into(), why };
-    let bytes = std::fs::metadata(path).map_err(read)?.len();
+    let meta = std::fs::metadata(path).map_err(read)?;
+    if !meta.is_file() {
+        // Opening a named pipe would wait for a writer, which may never come.
+        return Err(SettingsError::NotAFile { path: path.into() });
+    }
+    let bytes = meta.len();
     if bytes > FILE_BYTES_MAX {
         return Err(SettingsError::TooLarge { path: path.into(), bytes });
     }

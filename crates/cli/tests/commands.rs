@@ -89,6 +89,79 @@ fn a_model_that_is_not_one_is_4_or_5() {
     }
 }
 
+fn tokenizer() -> std::path::PathBuf {
+    let data = "../text/tests/data/folder/tokenizer.json";
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(data)
+}
+
+fn fifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Opening a named pipe waits for a writer: `serve` once did, for ever.
+#[test]
+fn a_pipe_in_place_of_a_file_is_refused_at_once() {
+    let dir = temp_dir("pipes");
+    fifo(&dir.join("fifo.gguf"));
+    let serve = |args: &[&str]| run(&dir, &[&["serve", "--port", "0"], args].concat(), &[]);
+    let out = serve(&["--model", "fifo.gguf"]);
+    assert_eq!(out.status.code(), Some(5), "{}", words(&out));
+    assert!(words(&out).contains("fifo.gguf is neither a file nor a folder"), "{}", words(&out));
+    fifo(&dir.join("fifo.toml"));
+    let out = serve(&["--config", "fifo.toml"]);
+    assert_eq!(out.status.code(), Some(3), "{}", words(&out));
+    let out = run(&dir, &["pull", "--from", "fifo.gguf"], &[("LOCKSTEP_MODELS", "store")]);
+    assert_eq!(out.status.code(), Some(4), "{}", words(&out));
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/llama");
+    for pipe in ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"] {
+        let folder = dir.join(format!("with-{pipe}"));
+        std::fs::create_dir(&folder).unwrap();
+        for entry in std::fs::read_dir(&tiny).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+        let _ = std::fs::remove_file(folder.join(pipe));
+        if pipe == "chat_template.jinja" {
+            std::fs::copy(tokenizer(), folder.join("tokenizer.json")).unwrap();
+        }
+        fifo(&folder.join(pipe));
+        let out = serve(&["--model", folder.to_str().unwrap()]);
+        assert_eq!(out.status.code(), Some(5), "{pipe}: {}", words(&out));
+        assert!(words(&out).contains(pipe), "{}", words(&out));
+        assert!(words(&out).contains("regular file"), "{}", words(&out));
+    }
+}
+
+/// Each of these once started, or named something that no operator knows.
+#[test]
+fn a_knob_that_cannot_work_is_named_as_the_operator_knows_it() {
+    let dir = temp_dir("knobs");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/llama");
+    let tiny = tiny.to_str().unwrap();
+    let serve = |args: &[&str], env: &[(&str, &str)]| {
+        run(&dir, &[&["serve", "--port", "0", "--model", tiny], args].concat(), env)
+    };
+    for (flag, value) in [
+        ("--context-length", "1"),
+        ("--context-length", "1048576"),
+        ("--api-key", ""),
+        ("--admin-key", ""),
+        ("--admin-key", " x"),
+        ("--served-model-name", ""),
+        ("--host", ""),
+        ("--model", ""),
+    ] {
+        let out = serve(&[flag, value], &[]);
+        assert_eq!(out.status.code(), Some(2), "{flag} '{value}': {}", words(&out));
+        assert!(words(&out).contains(flag), "{flag} '{value}': {}", words(&out));
+    }
+    let out = serve(&[], &[("LOCKSTEP_MODEL_CONTEXT_LENGTH", "1")]);
+    assert_eq!(out.status.code(), Some(3), "{}", words(&out));
+    assert!(words(&out).contains("LOCKSTEP_MODEL_CONTEXT_LENGTH"), "{}", words(&out));
+    let out = serve(&[], &[("LOCKSTEP_SERVER_API_KEY", "")]);
+    assert_eq!(out.status.code(), Some(3), "{}", words(&out));
+}
+
 #[test]
 fn a_busy_port_is_7_before_anything_is_loaded() {
     let dir = temp_dir("busy");

@@ -58,7 +58,7 @@ impl World {
             .map(|e| e.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        assert_eq!(names, [format!(".{FILE}.lock"), FILE.into()]);
+        assert_eq!(names, [format!(".{FILE}.lock"), format!(".{FILE}.verified"), FILE.into()]);
         assert_eq!(fs::read(self.store().join(FILE)).unwrap(), fs::read(model()).unwrap());
     }
 }
@@ -299,6 +299,50 @@ fn a_file_of_ones_own_is_taken_and_checked() {
         assert_eq!(out.status.code(), Some(4), "{bad}");
     }
     assert!(world.hub.requests().is_empty(), "only the named file is looked at");
+}
+
+/// A bad `--from` was once not looked at where the store had a copy.
+#[test]
+fn a_named_file_is_checked_even_where_the_store_has_the_model() {
+    let world = World::new("ownagain", Manner::NotFound, Pip::Refuses);
+    let good = model().display().to_string();
+    assert!(world.pull(&["--from", &good]).status.success());
+    for (bad, why) in [
+        ("missing.gguf", "it is not there"),
+        ("bin/python3", "bytes where the model has"),
+        ("bin", "not a regular file"),
+    ] {
+        let out = world.pull(&["--from", bad]);
+        assert_eq!(out.status.code(), Some(4), "{bad}");
+        let words = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(words.contains(bad) && words.contains(why), "{words}");
+    }
+    let again = world.pull(&["--from", &good]);
+    assert!(String::from_utf8_lossy(&again.stdout).contains("the same as --from"), "{again:?}");
+    world.assert_tidy();
+}
+
+/// A damaged file of the store was once served.
+#[test]
+fn a_damaged_file_in_the_store_is_not_served() {
+    let world = World::new("damagedserve", Manner::Whole, Pip::Absent);
+    assert!(world.pull(&[]).status.success());
+    let path = world.store().join(FILE);
+    let mark = fs::read_to_string(world.store().join(format!(".{FILE}.verified"))).unwrap();
+    let times = fs::metadata(&path).unwrap().modified().unwrap();
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"!", 50_000_000).unwrap();
+    // Nor is one whose time was set back.
+    file.set_modified(times).unwrap();
+    drop(file);
+    let out = world.command(&["serve", "--port", "0"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(5), "{out:?}");
+    let words = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(words.contains("SHA-256") && words.contains("`lockstep pull`"), "{words}");
+    assert!(world.pull(&[]).status.success());
+    world.assert_tidy();
+    let after = fs::read_to_string(world.store().join(format!(".{FILE}.verified"))).unwrap();
+    assert_ne!(mark, after);
 }
 
 #[test]

@@ -156,6 +156,37 @@ fn a_deep_chain_of_references_is_answered_and_the_server_lives() {
     assert!(head.contains("200"), "{head}\n{answer}");
 }
 
+/// A model whose chat template does not parse once started without a word.
+#[test]
+fn a_chat_template_that_does_not_parse_is_said_at_start_and_to_chats() {
+    let dir = temp_dir("template");
+    let mut bytes = std::fs::read(model()).unwrap();
+    let at = bytes.windows(7).position(|w| w == b"{% for ").expect("the template has a loop");
+    bytes[at..at + 7].copy_from_slice(b"{% fro ");
+    let path = dir.join("broken.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let log = dir.join("log");
+    let mut child = Command::new(lockstep())
+        .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB", "--model"])
+        .arg(&path)
+        .current_dir(&dir)
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let server = Serving { child, ready: serde_json::from_str(&line).unwrap() };
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(log.contains("WARN") && log.contains("chat template is of no use"), "{log}");
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2});
+    let (head, answer) = server.post("/v1/chat/completions", &chat);
+    assert!(head.starts_with("HTTP/1.0 422"), "{head}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("template"), "{answer}");
+    let (head, _) = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 2}));
+    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+}
+
 /// `lockstep serve 2>&1 | head -1` once ended the server with the reader of its log.
 #[test]
 fn a_server_whose_output_and_log_nobody_reads_goes_on() {

@@ -165,12 +165,13 @@ pub fn plan_shape(
     let model_max = model.context_max();
     let context_tokens = match knobs.context_tokens {
         0 => model_max,
-        n if n <= model_max => n,
+        // A prompt token and one that is made of it.
+        n if (2..=model_max).contains(&n) => n,
         n => {
             return Err(EngineError::Knob {
                 name: "model.context-length",
                 found: n.to_string(),
-                expected: format!("at most the model's own {model_max}"),
+                expected: format!("0 for the model's own, or 2 to {model_max}"),
             });
         }
     };

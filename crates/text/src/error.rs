@@ -11,6 +11,8 @@ pub enum TextError {
     NoTokenizer { dir: PathBuf },
     /// A tokenizer file that cannot be read.
     Read { path: PathBuf, kind: std::io::ErrorKind },
+    /// A folder, a pipe or a device where a file is needed.
+    NotAFile { path: PathBuf },
     /// A tokenizer file that is larger than any known one.
     FileTooLarge { path: PathBuf, bytes: u64, max_bytes: u64 },
     /// A tokenizer file that is not JSON.
@@ -124,6 +126,7 @@ impl fmt::Display for TextError {
                  GGUF file, which carries its tokenizer",
                 dir.display()
             ),
+            E::NotAFile { path } => write!(f, "{} is not a regular file", path.display()),
             E::Read { path, kind } => write!(f, "{} cannot be read: {kind}", path.display()),
             E::FileTooLarge { path, bytes, max_bytes } => write!(
                 f,

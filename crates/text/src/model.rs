@@ -122,6 +122,11 @@ impl TextModel {
         self.template.as_ref()?.as_ref().ok().map(ChatTemplate::source)
     }
 
+    /// Why the model's chat template is of no use, where it has one that does not parse.
+    pub fn template_fault(&self) -> Option<&TextError> {
+        self.template.as_ref()?.as_ref().err()
+    }
+
     /// Token ids of `text`.
     pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<Token>, TextError> {
         self.tokenizer.encode(text, how)

@@ -1,7 +1,6 @@
 //! SHA-256 of weights and of files.
 
 use core::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::checkpoint::TensorRef;
 use crate::error::WeightsError;
+use crate::file::open_regular;
 use crate::role::Role;
 
 /// A SHA-256; displays as 64 hex digits.
@@ -70,7 +70,7 @@ pub(crate) fn of_tensors(tensors: &[(Role, TensorRef<'_>)], threads: usize) -> D
 /// SHA-256 of a whole file, read in pieces.
 pub fn file_sha256(path: &Path) -> Result<Digest, WeightsError> {
     let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
-    let mut file = File::open(path).map_err(io)?;
+    let (mut file, _) = open_regular(path)?;
     let mut piece = vec![0u8; 1 << 18];
     let mut hash = Sha256::new();
     loop {

@@ -1,10 +1,23 @@
 //! A model file's bytes: mapped read-only, or in memory.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 
 use crate::error::WeightsError;
 use crate::mmap;
+
+/// Opens a regular file. Anything else is refused before it is opened: opening a named pipe waits
+/// for a writer, which may never come.
+pub(crate) fn open_regular(path: &Path) -> Result<(File, Metadata), WeightsError> {
+    let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
+    let meta = std::fs::metadata(path).map_err(io)?;
+    if !meta.is_file() {
+        return Err(WeightsError::NotAFile { file: path.to_path_buf() });
+    }
+    let file = File::open(path).map_err(io)?;
+    let meta = file.metadata().map_err(io)?;
+    Ok((file, meta))
+}
 
 /// The bytes of one file and the name that errors give it.
 #[derive(Debug)]
@@ -26,11 +39,7 @@ impl SourceFile {
     /// one over it, never by writing into it.
     pub fn open(path: &Path) -> Result<SourceFile, WeightsError> {
         let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
-        let file = File::open(path).map_err(io)?;
-        let meta = file.metadata().map_err(io)?;
-        if !meta.is_file() {
-            return Err(WeightsError::NotAFile { file: path.to_path_buf() });
-        }
+        let (file, meta) = open_regular(path)?;
         let bytes = if meta.len() == 0 {
             Bytes::Owned(Vec::new())
         } else {

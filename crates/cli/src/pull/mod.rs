@@ -12,11 +12,11 @@ mod source;
 mod store;
 
 pub use catalogue::{DEFAULT_MODEL, KNOWN, Known};
-pub use source::PullError;
+pub use source::{PullError, Why};
 pub use store::Store;
 
 use progress::Progress;
-use source::{Attempt, Source, Why};
+use source::{Attempt, Source};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,9 +47,17 @@ pub fn obtain(
     store.sweep(known);
     let path = store.path(known);
     let mut tried = Vec::new();
+    if let Some(file) = from {
+        // Named by hand, so it counts even where the store needs nothing of it.
+        let progress = Progress::bytes("verifying", known.bytes);
+        if let Err(why) = store.verify(known, file, &progress) {
+            let tried = vec![Attempt { source: Source::Path(file.into()), why }];
+            return Err(PullError::Nowhere { model: known.name, needed_bytes: known.bytes, tried });
+        }
+    }
     if path.exists() {
         let progress = Progress::bytes("verifying", known.bytes);
-        match store.verify(known, &path, &progress) {
+        match store.verify_and_mark(known, &progress) {
             Ok(()) => return Ok(Obtained { path, source: "store" }),
             Err(why) => {
                 progress.note(&format!("{} is damaged ({why}); fetching again", path.display()));
@@ -85,6 +93,16 @@ pub fn obtain(
     Err(PullError::Nowhere { model: known.name, needed_bytes: known.bytes, tried })
 }
 
+/// Makes sure that the file in the store is the model still. A file that was found whole is not
+/// read again until it has changed.
+pub fn check(known: &Known, store: &Store) -> Result<(), Why> {
+    if store.is_marked(known) {
+        return Ok(());
+    }
+    let progress = Progress::bytes("verifying", known.bytes);
+    store.verify_and_mark(known, &progress)
+}
+
 /// Fills the partial file from one source, verifies it and moves it into place.
 fn attempt(known: &Known, store: &Store, source: &Source) -> Result<(), Why> {
     let partial = store.partial(known);
@@ -93,7 +111,11 @@ fn attempt(known: &Known, store: &Store, source: &Source) -> Result<(), Why> {
         store.verify(known, &partial, &progress)
     });
     match done {
-        Ok(()) => store.publish(known).map_err(Why::Write),
+        Ok(()) => {
+            store.publish(known).map_err(Why::Write)?;
+            store.mark(known);
+            Ok(())
+        }
         // What a broken transfer left is continued next time; anything else is of no use.
         Err(why @ Why::BrokeOff { .. }) => Err(why),
         Err(why) => {

@@ -26,6 +26,8 @@ pub enum Source {
 pub enum Why {
     /// There is no such file.
     NotThere,
+    /// It is a folder, a pipe or a device.
+    NotAFile,
     /// A file cannot be read.
     Read(io::Error),
     /// The partial file cannot be written.
@@ -124,6 +126,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Why::NotThere => write!(f, "it is not there"),
+            Why::NotAFile => write!(f, "it is not a regular file"),
             Why::Read(e) => write!(f, "it cannot be read: {e}"),
             Why::Write(e) if self.is_disk_full() => {
                 write!(f, "the store's disk is full ({e}); free some space, or set LOCKSTEP_MODELS")

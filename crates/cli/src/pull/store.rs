@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The folder.
@@ -51,6 +52,40 @@ impl Store {
         self.0.join(format!(".{}.lock", known.file))
     }
 
+    /// Where it stands that a model's file was found whole, and which file that was.
+    fn mark_path(&self, known: &Known) -> PathBuf {
+        self.0.join(format!(".{}.verified", known.file))
+    }
+
+    /// What of the file a mark holds: its digest, and what a change of its bytes would change too.
+    /// The time of the last change of the inode cannot be set back as that of the content can.
+    fn mark_of(&self, known: &Known) -> io::Result<String> {
+        let m = fs::metadata(self.path(known))?;
+        let times = [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()];
+        Ok(format!("{} {} {} {times:?}\n", known.sha256, m.len(), m.ino()))
+    }
+
+    /// Verifies the model's file and notes that it was found whole.
+    pub fn verify_and_mark(&self, known: &Known, progress: &Progress) -> Result<(), Why> {
+        // Taken first: bytes that change while they are read belong to another mark.
+        let mark = self.mark_of(known);
+        self.verify(known, &self.path(known), progress)?;
+        // Without a mark the file is read again next time; that is all.
+        let _ = mark.and_then(|mark| fs::write(self.mark_path(known), mark));
+        Ok(())
+    }
+
+    /// Notes that the file that was just put into place is whole.
+    pub fn mark(&self, known: &Known) {
+        let _ = self.mark_of(known).and_then(|mark| fs::write(self.mark_path(known), mark));
+    }
+
+    /// True where the file is the one that was found whole, unchanged since.
+    pub fn is_marked(&self, known: &Known) -> bool {
+        let mark = fs::read_to_string(self.mark_path(known));
+        matches!((mark, self.mark_of(known)), (Ok(a), Ok(b)) if a == b)
+    }
+
     /// Waits until nobody else works on the model. The lock's file stays: removing it would let
     /// two processes hold "the" lock on two files.
     pub fn lock(&self, known: &Known) -> io::Result<Lock> {
@@ -83,8 +118,16 @@ impl Store {
 
     /// Compares length and SHA-256.
     pub fn verify(&self, known: &Known, path: &Path, progress: &Progress) -> Result<(), Why> {
-        let mut file = File::open(path).map_err(Why::Read)?;
-        let bytes = file.metadata().map_err(Why::Read)?.len();
+        let read = |e: io::Error| match e.kind() {
+            io::ErrorKind::NotFound => Why::NotThere,
+            _ => Why::Read(e),
+        };
+        let meta = fs::metadata(path).map_err(read)?;
+        if !meta.is_file() {
+            return Err(Why::NotAFile);
+        }
+        let mut file = File::open(path).map_err(read)?;
+        let bytes = meta.len();
         if bytes != known.bytes {
             return Err(Why::Length { found: bytes, expected: known.bytes });
         }

@@ -137,6 +137,8 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TextError> {
             bytes: meta.len(),
             max_bytes: FILE_BYTES_MAX,
         }),
+        // Opening a named pipe would wait for a writer, which may never come.
+        Ok(meta) if !meta.is_file() => Err(TextError::NotAFile { path: path.to_owned() }),
         Ok(_) => std::fs::read(path).map(Some).map_err(error),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(error(e)),

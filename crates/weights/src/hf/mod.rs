@@ -4,7 +4,6 @@ mod config;
 mod fault;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ pub(crate) use config::{Config, ConfigError};
 pub use fault::ConfigFault;
 
 use crate::error::{Found, WeightsError};
-use crate::file::SourceFile;
+use crate::file::{SourceFile, open_regular};
 use crate::safetensors::{self, SafeTensor};
 use crate::spec::ModelSpec;
 
@@ -142,8 +141,8 @@ fn open_shard(path: &Path) -> Result<Shard, WeightsError> {
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path, max: u64) -> Result<T, WeightsError> {
     let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
     let fault = |fault| WeightsError::Config { file: path.to_path_buf(), fault };
-    let file = File::open(path).map_err(io)?;
-    let bytes = file.metadata().map_err(io)?.len();
+    let (file, meta) = open_regular(path)?;
+    let bytes = meta.len();
     if bytes > max {
         return Err(fault(ConfigFault::TooLarge { bytes, max }));
     }

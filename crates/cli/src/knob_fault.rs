@@ -1,0 +1,106 @@
+//! A knob's value that turned out not to work, in the operator's words.
+
+use crate::exit::{Exit, Failure};
+use crate::settings::variable;
+use lockstep_device::DeviceError;
+use lockstep_engine::EngineError;
+use lockstep_flow::Settings;
+use lockstep_flow::settings::Source;
+use lockstep_sched::SchedError;
+
+/// Which knob a bound of the scheduler comes from.
+fn knob_of_bound(what: &str) -> Option<&'static str> {
+    Some(match what {
+        "running_requests_max" => "sched.max-running-requests",
+        "queued_requests_max" => "sched.max-queued-requests",
+        "chunked_prefill_tokens" => "sched.chunked-prefill-size",
+        "context_tokens_max" => "model.context-length",
+        _ => return None,
+    })
+}
+
+/// Names the knob as the command line, the settings file and the environment do. The exit code is
+/// that of where its value came from; a default that does not work is the machine's or the
+/// model's doing.
+fn failure(settings: &Settings, name: &str, what: &str) -> Failure {
+    let setting = settings.get(name);
+    let knob = setting.knob;
+    let exit = match setting.source {
+        Source::Flag => Exit::Usage,
+        Source::File | Source::Env | Source::Change => Exit::Settings,
+        Source::Default => Exit::Resources,
+    };
+    let (flag, variable) = (knob.flag, variable(knob));
+    let words = format!("--{flag} ({} in lockstep.toml, {variable}): {what}", knob.name);
+    Failure::new(exit, words)
+}
+
+/// A failure to start the engine.
+pub fn of_engine(settings: &Settings, e: EngineError) -> Failure {
+    match &e {
+        EngineError::Knob { name, found, expected } => {
+            failure(settings, name, &format!("it is {found}; it must be {expected}"))
+        }
+        EngineError::KvMemory { .. } => failure(settings, "pool.kv-memory", &e.to_string()),
+        EngineError::Sched(SchedError::Config { what, found, min, max }) => {
+            match knob_of_bound(what) {
+                Some(name) => {
+                    failure(settings, name, &format!("it is {found}; it takes {min} to {max}"))
+                }
+                None => Failure::new(Exit::Unexpected, e),
+            }
+        }
+        EngineError::Sched(SchedError::LadderTooSmall { .. }) => {
+            failure(settings, "sched.max-running-requests", &e.to_string())
+        }
+        EngineError::Device(e) => of_device(settings, e),
+        EngineError::Model(_) => Failure::new(Exit::BadModel, e),
+        EngineError::Refused { .. } | EngineError::Sched(_) => Failure::new(Exit::Unexpected, e),
+        _ => Failure::new(Exit::Resources, e),
+    }
+}
+
+/// A failure of the device.
+pub fn of_device(settings: &Settings, e: &DeviceError) -> Failure {
+    let named = |name| Failure { exit: Exit::Resources, ..failure(settings, name, &e.to_string()) };
+    match e {
+        DeviceError::Isa(_) => named("device.isa"),
+        DeviceError::Threads(_) => named("device.threads"),
+        DeviceError::OutOfMemory { what, .. } if what.ends_with("_pages") => {
+            named("pool.kv-memory")
+        }
+        _ => Failure::new(Exit::Resources, e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, value: &str, source: Source) -> Settings {
+        let mut settings = Settings::default();
+        let knob = lockstep_flow::knobs::find(name).unwrap();
+        settings.set(knob, value, source).unwrap();
+        settings
+    }
+
+    /// `--context-length 1` once said that `context_tokens_max` is 1, and exited with 1.
+    #[test]
+    fn a_bound_of_the_scheduler_names_its_knob() {
+        for (what, flag, name) in [
+            ("context_tokens_max", "context-length", "model.context-length"),
+            ("running_requests_max", "max-running-requests", "sched.max-running-requests"),
+            ("queued_requests_max", "max-queued-requests", "sched.max-queued-requests"),
+            ("chunked_prefill_tokens", "chunked-prefill-size", "sched.chunked-prefill-size"),
+        ] {
+            let e = || EngineError::Sched(SchedError::Config { what, found: 1, min: 2, max: 9 });
+            for (source, exit) in [(Source::Flag, Exit::Usage), (Source::File, Exit::Settings)] {
+                let failure = of_engine(&with(name, "64", source), e());
+                assert_eq!(failure.exit, exit);
+                let starts = format!("--{flag} ({name} in lockstep.toml, LOCKSTEP_");
+                assert!(failure.message.starts_with(&starts), "{}", failure.message);
+                assert!(!failure.message.contains(what), "{}", failure.message);
+            }
+        }
+    }
+}
