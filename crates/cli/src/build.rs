@@ -13,7 +13,7 @@ use lockstep_plan::format::Format;
 use lockstep_plan::{KvDtype, Summary, render_text, svg};
 use lockstep_serve::Engine;
 use lockstep_text::{GgufVocab, TextModel};
-use lockstep_weights::{Checkpoint, ModelSpec, VocabData};
+use lockstep_weights::{Checkpoint, VocabData};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -198,23 +198,21 @@ fn device(settings: &Settings) -> Result<CpuDevice, Failure> {
 
 fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
     let checkpoint = model.checkpoint();
-    let ModelSpec::Llama(spec) = checkpoint.spec() else {
-        unreachable!("Model::new takes the architectures that have a plan builder");
-    };
+    let spec = checkpoint.spec();
     let path = checkpoint.path();
     let stem = || path.file_stem().map_or("model".into(), |s| s.to_string_lossy().into_owned());
-    let name = if spec.name.is_empty() { stem() } else { spec.name.clone() };
+    let name = if spec.name().is_empty() { stem() } else { spec.name().to_string() };
     let context = match settings.number("model.context-length") {
-        0 => spec.context_max,
+        0 => spec.context_max(),
         n => n as u32,
     };
     let parameters = checkpoint.tensors().map(|(_, t)| (t.rows * t.cols) as u64).sum();
     ModelFacts {
         name,
         path: path.display().to_string(),
-        architecture: spec.family.name().into(),
+        architecture: spec.architecture().into(),
         quantization: quantization(checkpoint),
-        vocab: spec.vocab,
+        vocab: spec.vocab(),
         context_max_tokens: context,
         parameters,
         weight_bytes: checkpoint.weight_bytes(),

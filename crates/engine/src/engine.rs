@@ -175,7 +175,7 @@ pub fn plan_shape(
             });
         }
     };
-    let auto = || if model.is_f32() { KvDtype::F32 } else { KvDtype::F16 };
+    let auto = || if model.keeps_f32() { KvDtype::F32 } else { KvDtype::F16 };
     let shape = PlanShape {
         pages: 0,
         slots: knobs.running_max + 1,

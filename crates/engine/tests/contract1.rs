@@ -54,6 +54,11 @@ impl Subject {
         Subject::new(tiny("qwen3"), 256, &ALONE)
     }
 
+    fn deepseek_v4() -> Subject {
+        static ALONE: Alone = OnceLock::new();
+        Subject::new(tiny("../dsv4-tiny"), 512, &ALONE)
+    }
+
     fn engine(&self, rig: &Rig) -> Engine {
         rig.engine(&self.path)
     }
@@ -211,4 +216,22 @@ fn a_float_model_gives_the_same_bits_however_it_runs() {
     subject.audited();
     subject.threads_and_lanes();
     subject.instruction_sets(&[GemmFloat, Norm, Rope, Attention, Embed, Sample], 700);
+}
+
+/// Window, compressed rows, index keys and compressor state are all pages, so a chunk, a cached
+/// prefix or a resumed sequence finds each of them or none.
+#[test]
+fn deepseek_v4_gives_the_same_bits_however_it_runs() {
+    let subject = Subject::deepseek_v4();
+    subject.batches();
+    subject.eager();
+    subject.chunks();
+    subject.prefix_hits();
+    // Window rows of 7 layers; of 3 layers rows and index keys of 4 tokens and their state; of 2
+    // layers rows of 128 tokens and their state; the token ids.
+    let (c4, c128) = (2048 + 32768 + 1024 + 16384, 256 + 16384);
+    subject.preemptions(7 * 32 * 64 * 4 + 3 * c4 + 2 * c128 + 128);
+    subject.audited();
+    subject.threads_and_lanes();
+    subject.instruction_sets(&[GemmFloat, Norm, Rope, Attention, Embed, Sample], 17);
 }

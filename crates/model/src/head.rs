@@ -49,7 +49,8 @@ impl Head {
         Ok(())
     }
 
-    fn sample(
+    /// Logits of rows that have the form that `part` reads, and a token for each.
+    pub fn sample(
         &self,
         e: &mut Emit<'_>,
         inputs: &Inputs,

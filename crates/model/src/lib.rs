@@ -4,6 +4,7 @@
 //! and says which weights, state and inputs a plan binds, by name.
 #![forbid(unsafe_code)]
 
+mod deepseek_v4;
 mod emit;
 mod error;
 mod head;
@@ -14,6 +15,7 @@ mod model;
 mod rope;
 mod shape;
 
+pub use deepseek_v4::DeepSeekV4;
 pub use error::ModelError;
 pub use llama::Llama;
 pub use load::{SubPool, WeightLoad, WeightSource};

@@ -1,5 +1,6 @@
 //! Which weights a plan binds, and what each is made of.
 
+use lockstep_plan::format::Format;
 use lockstep_weights::Role;
 
 /// One weight buffer to fill at load.
@@ -18,6 +19,10 @@ pub enum WeightSource {
     Matrix { role: Role },
     /// A vector of the checkpoint, as f32.
     Vector { role: Role },
+    /// Matrices of the checkpoint one under the other, packed by the device as one of `format`.
+    Stack { roles: Vec<Role>, format: Format },
+    /// The experts of every token, where a table chooses those of a layer.
+    ExpertTable { layer: u32, role: Role },
     /// Values computed here (RoPE tables).
     Values(Vec<f32>),
 }

@@ -1,6 +1,6 @@
 //! A model: its facts, its plans and its weights, whatever the architecture.
 
-use crate::{Llama, ModelError, PlanShape, SubPool, WeightLoad, WeightSource};
+use crate::{DeepSeekV4, Llama, ModelError, PlanShape, SubPool, WeightLoad, WeightSource};
 use lockstep_flow::{BucketKey, Token};
 use lockstep_plan::format::Format;
 use lockstep_plan::{Backend, StepPlan, WeightData};
@@ -17,6 +17,7 @@ pub struct Model {
 #[derive(Clone, Debug)]
 enum Builder {
     Llama(Llama),
+    DeepSeekV4(DeepSeekV4),
 }
 
 impl Model {
@@ -28,6 +29,9 @@ impl Model {
         let format = |role| checkpoint.tensor(role).map(|t| t.format);
         let builder = match checkpoint.spec() {
             ModelSpec::Llama(spec) => Builder::Llama(Llama::new(spec.clone(), format)),
+            ModelSpec::DeepSeekV4(spec) => {
+                Builder::DeepSeekV4(DeepSeekV4::new(spec.clone(), format))
+            }
             _ => return Err(ModelError::Architecture),
         };
         Ok(Model { checkpoint, builder })
@@ -53,9 +57,13 @@ impl Model {
         self.checkpoint.spec().context_max()
     }
 
-    /// True where every weight is stored as f32: KV is then kept as f32 too by default.
-    pub fn is_f32(&self) -> bool {
-        self.checkpoint.tensors().all(|(_, t)| t.format == Format::F32)
+    /// True where KV is kept as f32 unless a knob says otherwise: where every weight is f32, and
+    /// where the architecture pools and scores what it keeps.
+    pub fn keeps_f32(&self) -> bool {
+        match &self.builder {
+            Builder::Llama(_) => self.checkpoint.tensors().all(|(_, t)| t.format == Format::F32),
+            Builder::DeepSeekV4(_) => true,
+        }
     }
 
     /// The step plan of `bucket`.
@@ -70,6 +78,7 @@ impl Model {
     ) -> Result<StepPlan, ModelError> {
         match &self.builder {
             Builder::Llama(m) => m.plan(backend, shape, bucket),
+            Builder::DeepSeekV4(m) => m.plan(backend, shape, bucket),
         }
     }
 
@@ -84,6 +93,7 @@ impl Model {
     ) -> Result<Vec<SubPool>, ModelError> {
         match &self.builder {
             Builder::Llama(m) => m.sub_pools(backend, shape),
+            Builder::DeepSeekV4(m) => m.sub_pools(backend, shape),
         }
     }
 
@@ -91,12 +101,14 @@ impl Model {
     pub fn slot_states(&self) -> Vec<(String, u64)> {
         match &self.builder {
             Builder::Llama(m) => m.slot_states(),
+            Builder::DeepSeekV4(m) => m.slot_states(),
         }
     }
 
     fn weights(&self, shape: &PlanShape) -> Vec<WeightLoad> {
         match &self.builder {
             Builder::Llama(m) => m.weights(shape),
+            Builder::DeepSeekV4(m) => m.weights(shape),
         }
     }
 
@@ -110,20 +122,40 @@ impl Model {
         shape: &PlanShape,
         mut load: impl FnMut(&str, WeightData<'_>, u64) -> Result<(), E>,
     ) -> Result<(), E> {
+        let tensor = |role| self.checkpoint.tensor(role).ok_or(ModelError::MissingWeight { role });
         for WeightLoad { buffer, source } in self.weights(shape) {
             match source {
                 WeightSource::Values(values) => load(&buffer, WeightData::F32(&values), 0)?,
-                WeightSource::Matrix { role } | WeightSource::Vector { role } => {
-                    let tensor = self.checkpoint.tensor(role);
-                    let t = tensor.ok_or(ModelError::MissingWeight { role })?;
-                    let bytes = t.bytes.len() as u64;
-                    if let WeightSource::Vector { .. } = source {
-                        load(&buffer, WeightData::F32(&t.decode()), bytes)?;
-                    } else {
-                        let (n, k) = (t.rows as u32, t.cols as u32);
-                        let (format, data) = (t.format, t.bytes);
-                        load(&buffer, WeightData::Matrix { format, n, k, bytes: data }, bytes)?;
+                WeightSource::Vector { role } => {
+                    let t = tensor(role)?;
+                    load(&buffer, WeightData::F32(&t.decode()), t.bytes.len() as u64)?;
+                }
+                WeightSource::Matrix { role } => {
+                    let t = tensor(role)?;
+                    let (n, k) = (t.rows as u32, t.cols as u32);
+                    let (format, data) = (t.format, t.bytes);
+                    let matrix = WeightData::Matrix { format, n, k, bytes: data };
+                    load(&buffer, matrix, data.len() as u64)?;
+                }
+                WeightSource::Stack { roles, format } => {
+                    let (mut bytes, mut stored, mut n, mut k) = (Vec::new(), 0, 0, 0);
+                    for role in roles {
+                        let t = tensor(role)?;
+                        (n, k) = (n + t.rows as u32, t.cols as u32);
+                        stored += t.bytes.len() as u64;
+                        if t.format == format {
+                            bytes.extend_from_slice(t.bytes);
+                        } else {
+                            t.decode().iter().for_each(|v| bytes.extend(v.to_le_bytes()));
+                        }
                     }
+                    load(&buffer, WeightData::Matrix { format, n, k, bytes: &bytes }, stored)?;
+                }
+                WeightSource::ExpertTable { layer, role } => {
+                    let bytes = tensor(role)?.bytes.len() as u64;
+                    let table = self.checkpoint.expert_table(layer);
+                    let table = table.ok_or(ModelError::MissingWeight { role })?;
+                    load(&buffer, WeightData::U32(&table), bytes)?;
                 }
             }
         }

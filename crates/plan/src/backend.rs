@@ -1,6 +1,7 @@
 //! What a plan builder has to ask of a device: sizes and layouts, never pointers.
 
 use crate::format::Format;
+use crate::v4::V4Shape;
 use crate::{AttnShape, RopePairing};
 use core::fmt;
 use lockstep_flow::BucketKey;
@@ -12,6 +13,8 @@ pub enum WeightData<'a> {
     Matrix { format: Format, n: u32, k: u32, bytes: &'a [u8] },
     /// f32 values as they are (norms, biases, tables).
     F32(&'a [f32]),
+    /// 32-bit words as they are (tables of ids).
+    U32(&'a [u32]),
 }
 
 /// What a GEMM of a weight format reads.
@@ -78,6 +81,15 @@ pub trait Backend {
         rotary_dim: u32,
         pairing: RopePairing,
     ) -> Result<(), Unsupported>;
+
+    /// Checks that there are kernels for a DeepSeek-V4 model of this shape.
+    fn v4(&self, _shape: &V4Shape) -> Result<(), Unsupported> {
+        Err(Unsupported {
+            device: self.name(),
+            asked: "the ops of DeepSeek-V4".into(),
+            supported: "those of the Llama family".into(),
+        })
+    }
 
     /// Bytes of one row's sampling parameters.
     fn sample_params_bytes(&self) -> u64;

@@ -20,7 +20,7 @@ pub fn declare(kind: &OpKind, buffers: &[Buffer]) -> Accesses {
     d.out
 }
 
-struct Declarer<'a> {
+pub(crate) struct Declarer<'a> {
     buffers: &'a [Buffer],
     out: Accesses,
 }
@@ -35,17 +35,17 @@ impl Declarer<'_> {
         Access::Static { span, rows }
     }
 
-    fn read(&mut self, id: BufferId) {
+    pub(crate) fn read(&mut self, id: BufferId) {
         let a = self.access(id, RowReach::Same);
         self.out.reads.push(a);
     }
 
-    fn read_gather(&mut self, id: BufferId, via: BufferId) {
+    pub(crate) fn read_gather(&mut self, id: BufferId, via: BufferId) {
         let a = self.access(id, RowReach::Gather { via });
         self.out.reads.push(a);
     }
 
-    fn write(&mut self, id: BufferId) {
+    pub(crate) fn write(&mut self, id: BufferId) {
         let a = self.access(id, RowReach::Same);
         self.out.writes.push(a);
     }
@@ -57,12 +57,12 @@ impl Declarer<'_> {
         Access::Indexed { buffer, via, reserved_for_padding: reserved }
     }
 
-    fn read_indexed(&mut self, buffer: BufferId, via: BufferId) {
+    pub(crate) fn read_indexed(&mut self, buffer: BufferId, via: BufferId) {
         let a = self.indexed(buffer, via);
         self.out.reads.push(a);
     }
 
-    fn write_indexed(&mut self, buffer: BufferId, via: BufferId) {
+    pub(crate) fn write_indexed(&mut self, buffer: BufferId, via: BufferId) {
         let a = self.indexed(buffer, via);
         self.out.writes.push(a);
     }
@@ -149,6 +149,7 @@ impl Declarer<'_> {
                 self.write_indexed(s.last_token, s.logit_slots);
                 self.write(s.results);
             }
+            OpKind::V4(op) => self.v4(op),
             OpKind::Mix { .. } | OpKind::Collective { .. } => {}
         }
     }
@@ -168,6 +169,7 @@ pub fn row_axis(kind: &OpKind) -> Option<Axis> {
         OpKind::QuantizeRows(q) => Some(q.axis),
         OpKind::Gemm(g) => Some(g.axis),
         OpKind::Sample(_) => Some(Axis::R),
+        OpKind::V4(op) => Some(op.row_axis()),
         OpKind::GatherTokens(_)
         | OpKind::Embed(_)
         | OpKind::RopeKvWrite(_)

@@ -12,6 +12,7 @@ mod backend;
 mod buffer;
 mod build;
 mod declare;
+mod declare_v4;
 mod defined;
 mod digest;
 pub mod drill;
@@ -34,6 +35,7 @@ mod structure;
 mod summary;
 mod svg;
 mod uses;
+pub mod v4;
 
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
 pub use backend::{Activation, Backend, Unsupported, WeightData};

@@ -322,6 +322,8 @@ pub enum OpKind {
     SiluMul(SiluMul),
     /// See [`Sample`].
     Sample(Sample),
+    /// See [`crate::v4`].
+    V4(crate::v4::V4Op),
     /// Synthetic: every byte written is a hash of all bytes read, the position and the seed, as
     /// [`crate::mix`] defines it. Real on every device; the explorer and the property tests are built on it.
     Mix { seed: u64 },
@@ -345,6 +347,7 @@ impl OpKind {
             OpKind::AttentionCombine(_) => "attention_combine",
             OpKind::SiluMul(_) => "silu_mul",
             OpKind::Sample(_) => "sample",
+            OpKind::V4(op) => op.kernel(),
             OpKind::Mix { .. } => "mix",
             OpKind::Collective { .. } => "collective",
         }

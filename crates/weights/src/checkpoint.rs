@@ -15,6 +15,7 @@ use crate::hf;
 use crate::layout;
 use crate::role::Role;
 use crate::spec::ModelSpec;
+use crate::v4::{self, V4Place, V4Role};
 use crate::vocab::VocabData;
 
 /// A weight tensor as it is stored: `rows` rows of `cols` elements, row after row, each of whole
@@ -179,9 +180,19 @@ impl Checkpoint {
     /// The tensor of a role. A tied head is the embedding; roles that the spec does not ask for
     /// (a bias, a norm) are `None`.
     pub fn tensor(&self, role: Role) -> Option<TensorRef<'_>> {
-        let ModelSpec::Llama(spec) = &self.spec;
-        let role = if role == Role::Head && spec.tied_head { Role::Embed } else { role };
+        let tied = matches!(&self.spec, ModelSpec::Llama(spec) if spec.tied_head);
+        let role = if role == Role::Head && tied { Role::Embed } else { role };
         self.tensors.get(&role).map(|e| self.view(e))
+    }
+
+    /// The experts of every token, `vocab x experts_per_token`, where a table chooses the experts of
+    /// `layer`.
+    pub fn expert_table(&self, layer: u32) -> Option<Vec<u32>> {
+        let ModelSpec::DeepSeekV4(spec) = &self.spec else { return None };
+        let t = self.tensor(Role::V4(V4Place::Layer(layer), V4Role::RouterTable))?;
+        let ids = v4::layout::table(t.bytes, spec.vocab as usize * spec.experts_per_token as usize);
+        // Every id was found to be below the number of experts when the file was opened.
+        Some(ids.into_iter().map(|id| id as u32).collect())
     }
 
     /// Every stored tensor in canonical order; a tied head does not appear a second time.

@@ -11,7 +11,8 @@ use crate::safetensors::SafetensorsFault;
 use crate::spec::SpecFault;
 
 /// Architectures that this build serves, by the names that GGUF files and `config.json` use.
-pub const SUPPORTED_ARCHITECTURES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+pub const SUPPORTED_ARCHITECTURES: [&str; 5] =
+    ["llama", "mistral", "qwen2", "qwen3", "deepseek_v4"];
 
 /// The errors of this room. Each names the file; what is wrong inside it is the fault's to say.
 #[derive(Debug)]
@@ -68,6 +69,20 @@ pub enum WeightsError {
         file: PathBuf,
         name: String,
         found: String,
+    },
+    /// A table of expert ids that is not stored as integers.
+    TableType {
+        file: PathBuf,
+        name: String,
+        found: String,
+    },
+    /// A table of expert ids with an id that is none.
+    TableEntry {
+        file: PathBuf,
+        name: String,
+        token: u64,
+        found: u64,
+        experts: u32,
     },
     /// A tensor that two shards hold.
     TensorTwice {
@@ -129,6 +144,16 @@ impl fmt::Display for WeightsError {
                 f,
                 "{}: tensor `{name}` has type {found}; served from safetensors are F32, F16 and \
                  BF16",
+                file.display()
+            ),
+            WeightsError::TableType { file, name, found } => write!(
+                f,
+                "{}: tensor `{name}` has type {found}; a table of expert ids is I32 or I64",
+                file.display()
+            ),
+            WeightsError::TableEntry { file, name, token, found, experts } => write!(
+                f,
+                "{}: tensor `{name}` sends token {token} to expert {found}; there are {experts}",
                 file.display()
             ),
             WeightsError::TensorTwice { first, second, name } => {

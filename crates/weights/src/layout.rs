@@ -9,6 +9,7 @@ use crate::file::SourceFile;
 use crate::role::{LayerRole, Role};
 use crate::rope::RopeScaling;
 use crate::spec::{LlamaSpec, ModelSpec};
+use crate::v4;
 
 /// Whose tensor names a file uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +31,7 @@ pub fn shape_of(spec: &LlamaSpec, role: Role) -> Option<[u64; 2]> {
             RopeScaling::Factors(f) => Some([1, f.len() as u64]),
             _ => None,
         },
+        Role::V4(..) => None,
         Role::Layer(n, _) if n >= spec.layers => None,
         Role::Layer(_, role) => match role {
             LayerRole::AttnNorm | LayerRole::FfnNorm => Some([1, hidden]),
@@ -65,7 +67,10 @@ pub(crate) fn assign(
     entries: Vec<Entry>,
     container: Container,
 ) -> Result<BTreeMap<Role, Entry>, WeightsError> {
-    let ModelSpec::Llama(spec) = spec;
+    let spec = match spec {
+        ModelSpec::Llama(spec) => spec,
+        ModelSpec::DeepSeekV4(spec) => return v4::layout::assign(path, spec, files, entries),
+    };
     let mut by_name: HashMap<String, Entry> =
         entries.into_iter().map(|e| (e.name.clone(), e)).collect();
     let mut out = BTreeMap::new();
@@ -95,7 +100,11 @@ pub(crate) fn assign(
     Ok(out)
 }
 
-fn check_entry(entry: &Entry, want: [u64; 2], files: &[SourceFile]) -> Result<(), WeightsError> {
+pub(crate) fn check_entry(
+    entry: &Entry,
+    want: [u64; 2],
+    files: &[SourceFile],
+) -> Result<(), WeightsError> {
     let file = || files[entry.file].path().to_path_buf();
     if let Err(found) = &entry.format {
         let (name, found) = (entry.name.clone(), found.clone());

@@ -19,6 +19,7 @@ mod role;
 mod rope;
 pub mod safetensors;
 mod spec;
+mod v4;
 mod vocab;
 
 pub use checkpoint::{Checkpoint, TensorRef};
@@ -32,5 +33,9 @@ pub use rope::{Pairing, Rope, RopeScaling};
 pub use spec::{
     AttnBias, Family, HEAD_DIM_MAX, LAYERS_MAX, LlamaSpec, ModelSpec, SlidingWindow, SpecFault,
     WIDTH_MAX,
+};
+pub use v4::{
+    Compression, DeepSeekV4Spec, HyperRole, V4_HYPER_STREAMS_MAX, V4Part, V4Place, V4Role,
+    v4_roles, v4_shape_of,
 };
 pub use vocab::VocabData;

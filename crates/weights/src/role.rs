@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::v4::{V4Place, V4Role};
+
 /// A tensor's place in a Llama-family model. The order of roles is the canonical order of a
 /// checkpoint (the order of its digest).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -15,6 +17,8 @@ pub enum Role {
     Head,
     /// Divisors of the rotary frequencies, `rotary_dim / 2` (Llama 3 GGUF files).
     RopeFactors,
+    /// A tensor of a DeepSeek-V4 model.
+    V4(V4Place, V4Role),
 }
 
 /// A tensor of one decoder layer. Matrices are `out x in`.
@@ -142,6 +146,7 @@ impl Role {
             Role::FinalNorm => "output_norm.weight".into(),
             Role::Head => "output.weight".into(),
             Role::RopeFactors => "rope_freqs.weight".into(),
+            Role::V4(place, role) => role.tensor_name(place),
         }
     }
 
@@ -153,6 +158,7 @@ impl Role {
             Role::FinalNorm => "model.norm.weight".into(),
             Role::Head => "lm_head.weight".into(),
             Role::RopeFactors => return None,
+            Role::V4(place, role) => role.tensor_name(place),
         })
     }
 }
@@ -165,6 +171,7 @@ impl fmt::Display for Role {
             Role::FinalNorm => f.write_str("final_norm"),
             Role::Head => f.write_str("head"),
             Role::RopeFactors => f.write_str("rope_factors"),
+            Role::V4(place, role) => write!(f, "{place}{}", role.name()),
         }
     }
 }

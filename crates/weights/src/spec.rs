@@ -7,6 +7,7 @@ use lockstep_flow::limits::{CONTEXT_TOKENS_MAX, VOCAB_MAX};
 
 use crate::error::SUPPORTED_ARCHITECTURES;
 use crate::rope::{Rope, RopeScaling};
+use crate::v4::DeepSeekV4Spec;
 
 /// Most layers of a model.
 pub const LAYERS_MAX: u32 = 1024;
@@ -20,6 +21,7 @@ pub const HEAD_DIM_MAX: u32 = 1024;
 #[non_exhaustive]
 pub enum ModelSpec {
     Llama(LlamaSpec),
+    DeepSeekV4(DeepSeekV4Spec),
 }
 
 impl ModelSpec {
@@ -27,6 +29,7 @@ impl ModelSpec {
     pub fn vocab(&self) -> u32 {
         match self {
             ModelSpec::Llama(s) => s.vocab,
+            ModelSpec::DeepSeekV4(s) => s.vocab,
         }
     }
 
@@ -34,6 +37,7 @@ impl ModelSpec {
     pub fn context_max(&self) -> u32 {
         match self {
             ModelSpec::Llama(s) => s.context_max,
+            ModelSpec::DeepSeekV4(s) => s.context_max,
         }
     }
 
@@ -41,6 +45,23 @@ impl ModelSpec {
     pub fn eos(&self) -> &[Token] {
         match self {
             ModelSpec::Llama(s) => &s.eos,
+            ModelSpec::DeepSeekV4(s) => &s.eos,
+        }
+    }
+
+    /// The name that the checkpoint gives itself; may be empty.
+    pub fn name(&self) -> &str {
+        match self {
+            ModelSpec::Llama(s) => &s.name,
+            ModelSpec::DeepSeekV4(s) => &s.name,
+        }
+    }
+
+    /// The architecture, as GGUF files and `config.json` name it.
+    pub fn architecture(&self) -> &'static str {
+        match self {
+            ModelSpec::Llama(s) => s.family.name(),
+            ModelSpec::DeepSeekV4(_) => crate::v4::config::MODEL_TYPE,
         }
     }
 }
@@ -148,6 +169,21 @@ pub enum SpecFault {
     NormEps {
         found: f32,
     },
+    /// Groups of heads that do not come out even.
+    OutputGroups {
+        heads: u32,
+        groups: u32,
+    },
+    /// Not one compression ratio for each layer.
+    CompressRatios {
+        found: usize,
+        layers: u32,
+    },
+    /// A factor that is not a positive number.
+    Factor {
+        what: &'static str,
+        found: f32,
+    },
     RopeTheta {
         found: f64,
     },
@@ -217,7 +253,7 @@ impl LlamaSpec {
     }
 }
 
-fn size(what: &'static str, found: u64, max: u64) -> Result<(), SpecFault> {
+pub(crate) fn size(what: &'static str, found: u64, max: u64) -> Result<(), SpecFault> {
     if found == 0 || found > max { Err(SpecFault::Size { what, found, max }) } else { Ok(()) }
 }
 
@@ -242,6 +278,15 @@ impl fmt::Display for SpecFault {
             ),
             SpecFault::NormEps { found } => {
                 write!(f, "norm epsilon is {found}; it must be above 0 and below 1")
+            }
+            SpecFault::OutputGroups { heads, groups } => {
+                write!(f, "{heads} heads are not a multiple of {groups} output groups")
+            }
+            SpecFault::CompressRatios { found, layers } => {
+                write!(f, "{found} compression ratios; one for each of {layers} layers is needed")
+            }
+            SpecFault::Factor { what, found } => {
+                write!(f, "{what} is {found}; a positive number below 1e9 is needed")
             }
             SpecFault::RopeTheta { found } => {
                 write!(f, "rope theta is {found}; it must be above 1 and at most 1e18")

@@ -5,8 +5,10 @@ use super::kv;
 use super::quant;
 use super::sample;
 use super::tile::PackedMatrix;
+use super::v4;
 use lockstep_flow::BucketKey;
 use lockstep_plan::format::Format;
+use lockstep_plan::v4::V4Shape;
 use lockstep_plan::{Activation, AttnShape, Backend, RopePairing, Unsupported};
 
 /// The name in messages.
@@ -77,6 +79,10 @@ impl Backend for CpuBackend {
             asked: format!("{rotary_dim} rotary channels of {}", shape.head_dim),
             supported: "an even number of them, at most the head's".into(),
         })
+    }
+
+    fn v4(&self, shape: &V4Shape) -> Result<(), Unsupported> {
+        v4::check_shape(shape)
     }
 
     fn sample_params_bytes(&self) -> u64 {

@@ -8,6 +8,7 @@ use super::norm::RmsNorm;
 use super::rope::RopeKvWrite;
 use super::rows::{QuantizeRows, SiluMul};
 use super::sample::Sample;
+use super::v4::V4Call;
 
 /// Live rows of a step, by axis; rows from there on are padding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +71,8 @@ pub enum Call {
     Sample(Sample),
     /// See [`Mix`].
     Mix(Box<Mix>),
+    /// See [`V4Call`].
+    V4(V4Call),
 }
 
 impl Call {
@@ -87,6 +90,7 @@ impl Call {
             Call::SiluMul(c) => c.tasks(),
             Call::Sample(c) => c.tasks(),
             Call::Mix(c) => c.tasks(),
+            Call::V4(c) => c.tasks(),
         }
     }
 
@@ -111,6 +115,7 @@ impl Call {
                 Call::SiluMul(c) => c.run(task, live.t),
                 Call::Sample(c) => c.run(task, live.r),
                 Call::Mix(c) => c.run(),
+                Call::V4(c) => c.run(task, live),
             }
         }
     }

@@ -246,6 +246,18 @@ impl CpuDevice {
         })
     }
 
+    fn copy_weight(
+        &mut self,
+        name: &str,
+        layout: WeightLayout,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let weight = self.memory_mut()?.add_weight(name, bytes.len(), layout)?;
+        // SAFETY: the new weight has room for the bytes and nobody else knows it yet.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), weight.address, bytes.len()) };
+        Ok(())
+    }
+
     fn pack_matrix(
         &mut self,
         name: &str,
@@ -338,13 +350,11 @@ impl Device for CpuDevice {
             }
             WeightData::F32(values) => {
                 let layout = WeightLayout::F32 { len: values.len() };
-                let weight = self.memory_mut()?.add_weight(name, values.len() * 4, layout)?;
-                // SAFETY: the new weight has room for the values and nobody else knows it yet.
-                unsafe {
-                    let dst = weight.address.cast::<f32>();
-                    core::ptr::copy_nonoverlapping(values.as_ptr(), dst, values.len());
-                }
-                Ok(())
+                self.copy_weight(name, layout, bytemuck::cast_slice(values))
+            }
+            WeightData::U32(words) => {
+                let layout = WeightLayout::Words { len: words.len() };
+                self.copy_weight(name, layout, bytemuck::cast_slice(words))
             }
         }
     }

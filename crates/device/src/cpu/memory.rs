@@ -18,6 +18,8 @@ pub enum WeightLayout {
     Packed(PackedMatrix),
     /// f32 values.
     F32 { len: usize },
+    /// 32-bit words.
+    Words { len: usize },
 }
 
 /// A loaded weight.

@@ -23,12 +23,14 @@ pub mod pool;
 pub mod quant;
 mod resolve;
 mod room;
+mod resolve_v4;
 pub mod rope;
 mod rows;
 pub mod sample;
 mod slab;
 mod source;
 pub mod tile;
+pub mod v4;
 
 pub use backend::CpuBackend;
 pub use device::CpuDevice;

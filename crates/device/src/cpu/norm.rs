@@ -141,8 +141,11 @@ pub unsafe fn norm_row<V: Lanes>(
 }
 
 /// 1 / sqrt(mean of squares + eps)
+///
+/// # Safety
+/// The instruction set of `V` is available; `x` is readable for `dim` floats.
 #[inline(always)]
-unsafe fn root<V: Lanes>(x: *const f32, dim: usize, eps: f32) -> f32 {
+pub unsafe fn root<V: Lanes>(x: *const f32, dim: usize, eps: f32) -> f32 {
     let whole = dim / LANES * LANES;
     // SAFETY: all offsets stay below `dim`.
     let squares = unsafe {

@@ -43,15 +43,15 @@ impl Addresses {
         moved
     }
 
-    fn f32(&self, id: BufferId) -> *mut f32 {
+    pub(super) fn f32(&self, id: BufferId) -> *mut f32 {
         self.at(id).cast()
     }
 
-    fn u32(&self, id: BufferId) -> *mut u32 {
+    pub(super) fn u32(&self, id: BufferId) -> *mut u32 {
         self.at(id).cast()
     }
 
-    fn opt_f32(&self, id: Option<BufferId>) -> *mut f32 {
+    pub(super) fn opt_f32(&self, id: Option<BufferId>) -> *mut f32 {
         id.map_or(core::ptr::null_mut(), |id| self.f32(id))
     }
 }
@@ -125,17 +125,18 @@ pub fn resolve(
         OpKind::SiluMul(s) => Call::SiluMul(r.silu_mul(s)),
         OpKind::Sample(s) => Call::Sample(r.sample(s)),
         OpKind::Mix { seed } => Call::Mix(Box::new(r.mix(*seed, op))),
+        OpKind::V4(op) => Call::V4(r.v4(op)?),
         OpKind::Collective { ranks } => {
             return Err(r.refuse(&format!("a collective of {ranks} ranks"), "plans of one rank"));
         }
     }))
 }
 
-struct Resolver<'a> {
+pub(super) struct Resolver<'a> {
     plan: &'a plan::StepPlan,
-    at: &'a Addresses,
+    pub(super) at: &'a Addresses,
     memory: &'a Memory,
-    isa: Isa,
+    pub(super) isa: Isa,
 }
 
 impl Resolver<'_> {
@@ -147,14 +148,19 @@ impl Resolver<'_> {
         })
     }
 
-    fn rows(&self, axis: Axis) -> u32 {
+    pub(super) fn rows(&self, axis: Axis) -> u32 {
         axis.rows(self.plan.bucket)
     }
 
-    fn packed(&self, id: BufferId) -> Result<PackedMatrix, DeviceError> {
+    pub(super) fn packed(&self, id: BufferId) -> Result<PackedMatrix, DeviceError> {
         let name = &self.plan.buffer(id).name;
         match self.memory.weight(name).map(|w| w.layout) {
             Some(WeightLayout::Packed(desc)) => Ok(desc),
+            Some(WeightLayout::Words { len }) => Err(DeviceError::Binding {
+                buffer: name.clone(),
+                found: format!("{len} words"),
+                expected: "a packed matrix".into(),
+            }),
             Some(WeightLayout::F32 { len }) => Err(DeviceError::Binding {
                 buffer: name.clone(),
                 found: format!("{len} f32 values"),

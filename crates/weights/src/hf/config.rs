@@ -10,6 +10,7 @@ use super::ConfigFault;
 use crate::error::WeightsError;
 use crate::rope::{Pairing, Rope, RopeScaling};
 use crate::spec::{AttnBias, Family, LlamaSpec, ModelSpec, SlidingWindow, SpecFault};
+use crate::v4;
 
 /// `config.json` and, where there is one, `generation_config.json`.
 pub(crate) struct Config {
@@ -49,6 +50,9 @@ impl Config {
     /// `lm_head.weight`, which decides where `tie_word_embeddings` is absent.
     pub fn model_spec(&self, has_head: bool) -> Result<ModelSpec, ConfigError> {
         let json = Keys { map: &self.json, prefix: "" };
+        if json.text("model_type")? == Some(v4::config::MODEL_TYPE) {
+            return v4::config::spec(&json, self.eos(&json)?).map(ModelSpec::DeepSeekV4);
+        }
         let family = Family::from_name(json.need(json.text("model_type")?, "model_type")?)?;
         refuse_other_computations(&json)?;
         let heads = json.need(json.u32("num_attention_heads")?, "num_attention_heads")?;
@@ -251,13 +255,13 @@ fn rope_scaling(keys: &Keys<'_>, context_max: u32) -> Result<RopeScaling, Config
 }
 
 /// Typed access to an object; JSON null counts as absent.
-struct Keys<'a> {
-    map: &'a Map<String, Value>,
-    prefix: &'static str,
+pub(crate) struct Keys<'a> {
+    pub map: &'a Map<String, Value>,
+    pub prefix: &'static str,
 }
 
 impl<'a> Keys<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
@@ -280,30 +284,30 @@ impl<'a> Keys<'a> {
         })
     }
 
-    fn u32(&self, key: &str) -> Result<Option<u32>, ConfigFault> {
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, ConfigFault> {
         self.typed(key, "an integer from 0 to 4294967295", |v| {
             v.as_u64().and_then(|n| u32::try_from(n).ok())
         })
     }
 
-    fn float(&self, key: &str) -> Result<Option<f64>, ConfigFault> {
+    pub fn float(&self, key: &str) -> Result<Option<f64>, ConfigFault> {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    fn bool(&self, key: &str) -> Result<Option<bool>, ConfigFault> {
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, ConfigFault> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigFault> {
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigFault> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ConfigFault> {
+    pub fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ConfigFault> {
         self.typed(key, "an object", Value::as_object)
     }
 
     /// A token id or a list of them.
-    fn tokens(&self, key: &str) -> Result<Vec<Token>, ConfigFault> {
+    pub fn tokens(&self, key: &str) -> Result<Vec<Token>, ConfigFault> {
         let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).map(Token);
         let all = self.typed(key, "a token id or a list of them", |v| match v.as_array() {
             Some(list) => list.iter().map(id).collect::<Option<Vec<_>>>(),
@@ -312,7 +316,7 @@ impl<'a> Keys<'a> {
         Ok(all.unwrap_or_default())
     }
 
-    fn need<T>(&self, found: Option<T>, key: &str) -> Result<T, ConfigFault> {
+    pub fn need<T>(&self, found: Option<T>, key: &str) -> Result<T, ConfigFault> {
         found.ok_or_else(|| ConfigFault::KeyMissing { key: format!("{}{key}", self.prefix) })
     }
 }

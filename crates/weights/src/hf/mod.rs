@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-pub(crate) use config::{Config, ConfigError};
+pub(crate) use config::{Config, ConfigError, Keys};
 pub use fault::ConfigFault;
 
 use crate::error::{Found, WeightsError};

@@ -216,7 +216,61 @@ fn stride(what: &'static str, needed_bytes: usize, found_bytes: usize) -> Result
     }
 }
 
+/// Outputs of a task of [`float_rows`]: two tiles.
+pub const TILE_COLUMNS: usize = TASK_TILES * LANES;
+
+/// Products of up to 16 rows, `k` floats each and one behind the other, with one or two tiles of a
+/// float matrix: row r's go to `acc + r * TILE_COLUMNS`.
+///
+/// # Safety
+/// `isa` is available; `weights` has the tiles of `desc`, `x` the rows; `acc` is aligned to 64
+/// bytes and writable for the rows.
+pub unsafe fn float_rows(
+    isa: Isa,
+    desc: &PackedMatrix,
+    weights: *const u8,
+    (first_tile, tiles): (usize, usize),
+    (x, rows): (*const f32, usize),
+    acc: *mut f32,
+) {
+    let mut wide = MaybeUninit::<Accumulators>::uninit();
+    let wide = wide.as_mut_ptr().cast::<f32>();
+    // SAFETY: the caller's contract.
+    unsafe {
+        let call = TileCall {
+            weights: weights.add(first_tile * desc.tile_bytes()),
+            tile_bytes: desc.tile_bytes(),
+            tiles,
+            k: desc.k(),
+            x: x.cast(),
+            x_stride_bytes: desc.k() * 4,
+            rows,
+            acc: wide,
+        };
+        run_tiles(isa, desc.format(), &call);
+        for r in 0..rows {
+            let (from, to) = (wide.add(r * ACC_STRIDE), acc.add(r * TILE_COLUMNS));
+            core::ptr::copy_nonoverlapping(from, to, tiles * LANES);
+        }
+    }
+}
+
 impl Gemm {
+    /// The same product for another group of columns: the matrix's next rows with the next input
+    /// columns, to the next output columns. Groups are whole tiles of a float matrix whose result
+    /// is stored.
+    pub fn group(&self, group: usize) -> Gemm {
+        let mut args = self.0;
+        args.weights = args.weights.wrapping_add(group * args.desc.bytes());
+        if let Activations::F32 { values, .. } = &mut args.x {
+            *values = values.wrapping_add(group * args.desc.k());
+        }
+        if let Epilogue::Store { out, .. } = &mut args.epilogue {
+            *out = out.wrapping_add(group * args.desc.n());
+        }
+        Gemm(args)
+    }
+
     /// What was captured.
     pub fn args(&self) -> &GemmArgs {
         &self.0
@@ -310,19 +364,25 @@ impl GemmArgs {
     /// # Safety
     /// As [`TileCall`] asks.
     unsafe fn tiles(&self, call: &TileCall) {
-        let format = self.desc.format();
         // SAFETY: capture checked the instruction set; the rest is the caller's.
-        unsafe {
-            match self.isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => with_format!(format,
-                    L => avx512::quantised::<L>(call), E => avx512::float::<E>(call)),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => with_format!(format,
-                    L => avx2::quantised::<L>(call), E => avx2::float::<E>(call)),
-                _ => with_format!(format,
-                    L => scalar::quantised::<L>(call), E => scalar::float::<E>(call)),
-            }
+        unsafe { run_tiles(self.isa, self.desc.format(), call) }
+    }
+}
+
+/// # Safety
+/// `isa` is available, and as [`TileCall`] asks.
+unsafe fn run_tiles(isa: Isa, format: super::tile::TileFormat, call: &TileCall) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => with_format!(format,
+                L => avx512::quantised::<L>(call), E => avx512::float::<E>(call)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => with_format!(format,
+                L => avx2::quantised::<L>(call), E => avx2::float::<E>(call)),
+            _ => with_format!(format,
+                L => scalar::quantised::<L>(call), E => scalar::float::<E>(call)),
         }
     }
 }

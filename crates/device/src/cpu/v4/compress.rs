@@ -1,0 +1,167 @@
+//! Compressed rows: a window's values pooled by a softmax over its gates, channel by channel.
+//!
+//! Definition, for the token that closes window i of m tokens: the slots are the window's tokens in
+//! order, with value k[c] and gate g[c] + ape[j][c]; where windows overlap, the tokens of window
+//! i - 1 come first (none for i = 0) with the first half of the channels, and those of window i
+//! take the second. For each channel: top = greatest gate; p = exp(gate - top), s = s + p,
+//! a = fma(p, k, a) over the slots in order from 0; row = a / s. Then the RMS norm with its weight,
+//! and the rotation of position m i.
+
+use super::super::isa::Isa;
+use super::super::lanes::{LANES, Lanes, per_isa};
+use super::super::math::exp_lanes;
+use super::super::norm::norm_row;
+use super::paged::{PagedRows, Tables};
+use super::rope::{TailRope, Turn};
+
+/// Slots of a window, at most: 128 tokens.
+const SLOTS_MAX: usize = 128;
+
+/// Values and gates of each token, kept.
+#[derive(Clone, Copy, Debug)]
+pub struct StateStore {
+    /// Rows, live and padded.
+    pub rows: u32,
+    /// `[rows][to.row]`
+    pub x: *const f32,
+    /// `[rows]`
+    pub write_slots: *const u32,
+    /// Where rows go.
+    pub to: PagedRows,
+}
+
+/// Rows of the windows that close.
+#[derive(Clone, Copy, Debug)]
+pub struct CompressRows {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Token rows, live and padded.
+    pub rows: u32,
+    /// Windows overlap.
+    pub overlap: bool,
+    /// Channels of a row, a multiple of 16.
+    pub dim: usize,
+    /// `[ratio][channels]`
+    pub ape: *const f32,
+    /// `[dim]`
+    pub norm: *const f32,
+    /// Epsilon of the norm.
+    pub eps: f32,
+    /// The rotation.
+    pub rope: TailRope,
+    /// Where everything is.
+    pub tables: Tables,
+    /// `[rows]`
+    pub write_slots: *const u32,
+    /// Values, then gates, a position.
+    pub state: PagedRows,
+    /// Where rows go; its ratio is the window.
+    pub to: PagedRows,
+}
+
+// SAFETY: the pointers are followed only by the run functions, whose callers vouch for them.
+unsafe impl Send for StateStore {}
+// SAFETY: as above.
+unsafe impl Sync for StateStore {}
+// SAFETY: as above.
+unsafe impl Send for CompressRows {}
+// SAFETY: as above.
+unsafe impl Sync for CompressRows {}
+
+impl StateStore {
+    /// Keeps one row.
+    ///
+    /// # Safety
+    /// The row's write slot lies in the pages and is nobody else's; the row of `x` is readable.
+    pub unsafe fn run(&self, row: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let to = self.to.of_slot(*self.write_slots.add(row) as usize);
+            core::ptr::copy_nonoverlapping(self.x.add(row * self.to.row), to, self.to.row);
+        }
+    }
+}
+
+impl CompressRows {
+    /// Writes the row that token row `row` closes, if it closes one.
+    ///
+    /// # Safety
+    /// `isa` is available; addresses hold what their fields say; the state of every position of
+    /// the window (and of the one before it, where they overlap) has been written; the write slot
+    /// is nobody else's.
+    pub unsafe fn run(&self, row: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (position, _) = self.tables.of(row);
+            if (position + 1).is_multiple_of(self.to.ratio) {
+                compress(self.isa, self, row);
+            }
+        }
+    }
+}
+
+per_isa! {
+    unsafe fn compress(a: &CompressRows, row: usize) = compress_body;
+}
+
+/// One slot: where its values and gates start, and the addition to its gates.
+#[derive(Clone, Copy)]
+struct Slot {
+    values: *const f32,
+    gates: *const f32,
+    ape: *const f32,
+}
+
+#[inline(always)]
+unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize) {
+    let (dim, ratio) = (a.dim, a.to.ratio);
+    let channels = if a.overlap { 2 * dim } else { dim };
+    let null = core::ptr::null();
+    let mut slots = [Slot { values: null, gates: null, ape: null }; SLOTS_MAX];
+    let mut n = 0;
+    // SAFETY: the caller's contract; overlapping windows have 4 tokens, others at most 128.
+    unsafe {
+        let (position, table) = a.tables.of(row);
+        let window = position / ratio;
+        let first = window * ratio;
+        let before = if a.overlap && window > 0 { ratio } else { 0 };
+        for i in 0..before + ratio {
+            let state = a.state.at(table, first + i - before);
+            let j = if i < before { i } else { i - before };
+            let half = if a.overlap && i >= before { dim } else { 0 };
+            slots[n] = Slot {
+                values: state.add(half),
+                gates: state.add(channels + half),
+                ape: a.ape.add(j * channels + half),
+            };
+            n += 1;
+        }
+        let to = a.to.of_slot(*a.write_slots.add(row) as usize);
+        for c in (0..dim).step_by(LANES) {
+            pool::<V>(&slots[..n], c).store(to.add(c));
+        }
+        norm_row::<V>(to, a.norm, to, dim, a.eps);
+        let turn = Turn::new(&a.rope, first, 1.0);
+        turn.apply::<V>(to.add(dim - a.rope.rotary));
+    }
+}
+
+/// Sixteen channels from `c`.
+#[inline(always)]
+unsafe fn pool<V: Lanes>(slots: &[Slot], c: usize) -> V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let gate = |s: &Slot| V::load(s.gates.add(c)).add(V::load(s.ape.add(c)));
+        let mut top = gate(&slots[0]);
+        for s in &slots[1..] {
+            top = gate(s).max(top);
+        }
+        let (mut sum, mut acc) = (V::splat(0.0), V::splat(0.0));
+        for s in slots {
+            let p = exp_lanes(gate(s).sub(top));
+            sum = sum.add(p);
+            acc = p.fma(V::load(s.values.add(c)), acc);
+        }
+        acc.div(sum)
+    }
+}

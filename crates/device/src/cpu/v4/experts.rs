@@ -1,0 +1,332 @@
+//! Matrices of experts and of groups of heads, and what follows them.
+//!
+//! A product is defined as [`super::super::gemm`] defines it for float weights: which rows share a
+//! task changes no bits. Gate and up: g' = least of g and limit, u' = u clamped to the limit, then
+//! (g' / (1 + exp(-g'))) * u'. The sum is fma(weight, result, sum) over the chosen experts in
+//! order, from the shared expert's result.
+
+use core::mem::MaybeUninit;
+
+use super::super::gemm::{Gemm, TILE_COLUMNS, float_rows};
+use super::super::isa::Isa;
+use super::super::lanes::{LANES, Lanes, per_isa};
+use super::super::math::silu_lanes;
+use super::super::tile::PackedMatrix;
+
+/// Rows of one kernel call, at most.
+const ROWS: usize = 16;
+/// Floats of gathered rows, at most.
+const GATHER: usize = 16 << 10;
+
+/// One matrix for each group of columns.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedGemm {
+    /// The first group's product.
+    pub first: Gemm,
+    /// Groups.
+    pub groups: u32,
+}
+
+/// The chosen experts' first half.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertUp {
+    /// What the product is over.
+    pub product: Product,
+    /// The other matrix, as `product.weights`.
+    pub up: *const u8,
+    /// Bound of both.
+    pub limit: f32,
+}
+
+/// The chosen experts' second half.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertDown(pub Product);
+
+/// Rows of a batch, each times the matrices of its chosen experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Token rows, live and padded.
+    pub rows: u32,
+    /// Experts of a token.
+    pub per_token: usize,
+    /// Experts.
+    pub experts: usize,
+    /// All experts' matrices, one under the other; `n` of each is a multiple of 16.
+    pub desc: PackedMatrix,
+    /// Its bytes.
+    pub weights: *const u8,
+    /// `[rows][per_token]`
+    pub chosen: *const u32,
+    /// Input rows.
+    pub x: *const f32,
+    /// Floats from a token's input to the next token's.
+    pub x_row: usize,
+    /// Floats from one choice's input to the next choice's: 0 where they share one.
+    pub x_choice: usize,
+    /// `[rows][per_token][n]`
+    pub out: *mut f32,
+}
+
+/// The limited gate.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitedSiluMul {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Rows, live and padded.
+    pub rows: u32,
+    /// Channels of the output, a multiple of 16.
+    pub dim: usize,
+    /// Bound of both.
+    pub limit: f32,
+    /// `[rows][2 * dim]`
+    pub x: *const f32,
+    /// `[rows][dim]`
+    pub out: *mut f32,
+}
+
+/// The sum over experts.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertSum {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Rows, live and padded.
+    pub rows: u32,
+    /// Experts of a token.
+    pub per_token: usize,
+    /// Channels, a multiple of 16.
+    pub dim: usize,
+    /// `[rows][dim]`
+    pub shared: *const f32,
+    /// `[rows][per_token][dim]`
+    pub routed: *const f32,
+    /// `[rows][per_token]`
+    pub weights: *const f32,
+    /// `[rows][dim]`
+    pub out: *mut f32,
+}
+
+// SAFETY: the pointers are followed only by the run functions, whose callers vouch for them.
+unsafe impl Send for ExpertUp {}
+// SAFETY: as above.
+unsafe impl Sync for ExpertUp {}
+// SAFETY: as above.
+unsafe impl Send for ExpertDown {}
+// SAFETY: as above.
+unsafe impl Sync for ExpertDown {}
+// SAFETY: as above.
+unsafe impl Send for LimitedSiluMul {}
+// SAFETY: as above.
+unsafe impl Sync for LimitedSiluMul {}
+// SAFETY: as above.
+unsafe impl Send for ExpertSum {}
+// SAFETY: as above.
+unsafe impl Sync for ExpertSum {}
+
+impl GroupedGemm {
+    /// Tasks to share among threads.
+    pub fn tasks(&self) -> u32 {
+        self.first.tasks() * self.groups
+    }
+
+    /// Runs one task.
+    ///
+    /// # Safety
+    /// As [`Gemm::run`], for all groups.
+    pub unsafe fn run(&self, task: u32, live_rows: u32) {
+        let (group, task) = ((task / self.first.tasks()) as usize, task % self.first.tasks());
+        // SAFETY: the caller's contract; a group's tiles are whole.
+        unsafe { self.first.group(group).run(task..task + 1, live_rows) }
+    }
+}
+
+impl Product {
+    /// Outputs of one expert.
+    fn n(&self) -> usize {
+        self.desc.n() / self.experts
+    }
+
+    /// Tiles of one expert, in tasks of two.
+    fn columns(&self) -> usize {
+        self.n().div_ceil(TILE_COLUMNS)
+    }
+
+    fn tasks(&self) -> u32 {
+        (self.experts * self.columns()) as u32
+    }
+
+    /// Calls `done(acc, out, columns)` for every live row and choice of the task's expert, with
+    /// the products of its columns by each of `weights`, [`TILE_COLUMNS`] apart.
+    ///
+    /// # Safety
+    /// `isa` is available; addresses hold what the fields say.
+    unsafe fn each<const M: usize>(
+        &self,
+        task: u32,
+        live_rows: u32,
+        weights: [*const u8; M],
+        mut done: impl FnMut(*const f32, *mut f32, usize),
+    ) {
+        let (expert, column) = (task as usize / self.columns(), task as usize % self.columns());
+        let (n, k) = (self.n(), self.desc.k());
+        let first_tile = (expert * n + column * TILE_COLUMNS) / LANES;
+        let columns = (n - column * TILE_COLUMNS).min(TILE_COLUMNS);
+        let tiles = columns / LANES;
+        let together = (GATHER / k).clamp(1, ROWS);
+        let mut near = MaybeUninit::<[f32; GATHER]>::uninit();
+        let near = near.as_mut_ptr().cast::<f32>();
+        let mut acc = Accumulators([MaybeUninit::uninit(); 2 * ROWS * TILE_COLUMNS]);
+        let acc = acc.0.as_mut_ptr().cast::<f32>();
+        let mut found = [(0usize, core::ptr::null::<f32>()); ROWS];
+        let mut count = 0;
+        let places = live_rows.min(self.rows) as usize * self.per_token;
+        for place in 0..=places {
+            // SAFETY: places are live rows' choices.
+            unsafe {
+                if place < places && *self.chosen.add(place) as usize == expert {
+                    let (row, choice) = (place / self.per_token, place % self.per_token);
+                    let x = self.x.add(row * self.x_row + choice * self.x_choice);
+                    found[count] = (place, x);
+                    count += 1;
+                }
+                if count == 0 || (count < together && place < places) {
+                    continue;
+                }
+                let x = if count == 1 {
+                    found[0].1
+                } else {
+                    for (i, (_, x)) in found[..count].iter().enumerate() {
+                        core::ptr::copy_nonoverlapping(*x, near.add(i * k), k);
+                    }
+                    near
+                };
+                for (m, weights) in weights.into_iter().enumerate() {
+                    let acc = acc.add(m * ROWS * TILE_COLUMNS);
+                    float_rows(self.isa, &self.desc, weights, (first_tile, tiles), (x, count), acc);
+                }
+                for (i, (place, _)) in found[..count].iter().enumerate() {
+                    let out = self.out.add(place * n + column * TILE_COLUMNS);
+                    done(acc.add(i * TILE_COLUMNS), out, columns);
+                }
+                count = 0;
+            }
+        }
+    }
+}
+
+#[repr(C, align(64))]
+struct Accumulators([MaybeUninit<f32>; 2 * ROWS * TILE_COLUMNS]);
+
+impl ExpertUp {
+    /// Tasks to share among threads.
+    pub fn tasks(&self) -> u32 {
+        self.product.tasks()
+    }
+
+    /// Runs one task.
+    ///
+    /// # Safety
+    /// `isa` is available; addresses hold what their fields say; choices name experts; nothing
+    /// else touches the task's columns.
+    pub unsafe fn run(&self, task: u32, live_rows: u32) {
+        let p = &self.product;
+        // SAFETY: the caller's contract.
+        unsafe {
+            p.each(task, live_rows, [p.weights, self.up], |acc, out, columns| {
+                gated(p.isa, acc, acc.add(ROWS * TILE_COLUMNS), out, columns, self.limit);
+            });
+        }
+    }
+}
+
+impl ExpertDown {
+    /// Tasks to share among threads.
+    pub fn tasks(&self) -> u32 {
+        self.0.tasks()
+    }
+
+    /// Runs one task.
+    ///
+    /// # Safety
+    /// As [`ExpertUp::run`].
+    pub unsafe fn run(&self, task: u32, live_rows: u32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.0.each(task, live_rows, [self.0.weights], |acc, out, columns| {
+                core::ptr::copy_nonoverlapping(acc, out, columns);
+            });
+        }
+    }
+}
+
+impl LimitedSiluMul {
+    /// Gates one row.
+    ///
+    /// # Safety
+    /// `isa` is available; addresses hold what their fields say.
+    pub unsafe fn run(&self, row: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = self.x.add(row * 2 * self.dim);
+            let out = self.out.add(row * self.dim);
+            gated(self.isa, x, x.add(self.dim), out, self.dim, self.limit);
+        }
+    }
+}
+
+impl ExpertSum {
+    /// Adds up one row.
+    ///
+    /// # Safety
+    /// `isa` is available; addresses hold what their fields say.
+    pub unsafe fn run(&self, row: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { expert_sum(self.isa, self, row) }
+    }
+}
+
+per_isa! {
+    unsafe fn gated(gate: *const f32, up: *const f32, out: *mut f32, n: usize, limit: f32)
+        = gated_body;
+}
+per_isa! {
+    unsafe fn expert_sum(a: &ExpertSum, row: usize) = expert_sum_body;
+}
+
+#[inline(always)]
+unsafe fn gated_body<V: Lanes>(
+    gate: *const f32,
+    up: *const f32,
+    out: *mut f32,
+    n: usize,
+    limit: f32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (most, least) = (V::splat(limit), V::splat(-limit));
+        for i in (0..n).step_by(LANES) {
+            let (g, u) = (V::load(gate.add(i)), V::load(up.add(i)));
+            let g = most.select_lt(g, most, g);
+            let u = most.select_lt(u, most, u);
+            let u = u.select_lt(least, least, u);
+            silu_lanes(g).mul(u).quiet().store(out.add(i));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn expert_sum_body<V: Lanes>(a: &ExpertSum, row: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let routed = a.routed.add(row * a.per_token * a.dim);
+        for i in (0..a.dim).step_by(LANES) {
+            let mut sum = V::load(a.shared.add(row * a.dim + i));
+            for e in 0..a.per_token {
+                let w = V::splat(*a.weights.add(row * a.per_token + e));
+                sum = w.fma(V::load(routed.add(e * a.dim + i)), sum);
+            }
+            sum.quiet().store(a.out.add(row * a.dim + i));
+        }
+    }
+}

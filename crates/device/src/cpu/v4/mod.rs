@@ -1,0 +1,191 @@
+//! Kernels of DeepSeek-V4. Each file's first comment is its kernels' definition.
+//!
+//! Every kernel takes token rows one by one: nothing that a row computes depends on which other
+//! rows share the step, the task or the thread.
+
+mod attention;
+mod compress;
+mod experts;
+mod hyper;
+mod index;
+mod paged;
+mod rope;
+mod route;
+
+pub use attention::{Compressed, SinkAttention};
+pub use compress::{CompressRows, StateStore};
+pub use experts::{ExpertDown, ExpertSum, ExpertUp, GroupedGemm, LimitedSiluMul, Product};
+pub use hyper::{HyperIn, HyperOut, HyperStart};
+pub use index::{IndexScores, IndexTopK};
+pub use paged::{PagedRows, Tables};
+pub use rope::{HeadRope, TailRope, WindowStore};
+pub use route::Route;
+
+use super::backend::NAME;
+use super::call::Live;
+use super::lanes::LANES;
+use lockstep_plan::Unsupported;
+use lockstep_plan::v4::V4Shape;
+
+/// A captured op of DeepSeek-V4.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Copy, Debug)]
+pub enum V4Call {
+    /// See [`HyperStart`].
+    HyperStart(HyperStart),
+    /// See [`HyperIn`].
+    HyperIn(HyperIn, lockstep_plan::Axis),
+    /// See [`HyperOut`].
+    HyperOut(HyperOut),
+    /// See [`HeadRope`].
+    HeadRope(HeadRope),
+    /// See [`WindowStore`].
+    WindowStore(WindowStore),
+    /// See [`StateStore`].
+    StateStore(StateStore),
+    /// See [`CompressRows`].
+    CompressRows(CompressRows),
+    /// See [`IndexScores`].
+    IndexScores(IndexScores),
+    /// See [`IndexTopK`].
+    IndexTopK(IndexTopK),
+    /// See [`SinkAttention`].
+    SinkAttention(SinkAttention),
+    /// See [`GroupedGemm`].
+    GroupedGemm(GroupedGemm),
+    /// See [`Route`].
+    Route(Route),
+    /// See [`ExpertUp`].
+    ExpertUp(ExpertUp),
+    /// See [`ExpertDown`].
+    ExpertDown(ExpertDown),
+    /// See [`LimitedSiluMul`].
+    LimitedSiluMul(LimitedSiluMul),
+    /// See [`ExpertSum`].
+    ExpertSum(ExpertSum),
+}
+
+impl V4Call {
+    /// Tasks to share among threads.
+    pub fn tasks(&self) -> u32 {
+        match self {
+            V4Call::HyperStart(c) => c.rows,
+            V4Call::HyperIn(c, _) => c.rows,
+            V4Call::HyperOut(c) => c.rows,
+            V4Call::HeadRope(c) => c.rows,
+            V4Call::WindowStore(c) => c.rows,
+            V4Call::StateStore(c) => c.rows,
+            V4Call::CompressRows(c) => c.rows,
+            V4Call::IndexScores(c) => c.tasks(),
+            V4Call::IndexTopK(c) => c.rows,
+            V4Call::SinkAttention(c) => c.tasks(),
+            V4Call::GroupedGemm(c) => c.tasks(),
+            V4Call::Route(c) => c.rows,
+            V4Call::ExpertUp(c) => c.tasks(),
+            V4Call::ExpertDown(c) => c.tasks(),
+            V4Call::LimitedSiluMul(c) => c.rows,
+            V4Call::ExpertSum(c) => c.rows,
+        }
+    }
+
+    /// Runs one task.
+    ///
+    /// # Safety
+    /// As [`super::call::Call::run`].
+    pub unsafe fn run(&self, task: u32, live: &Live) {
+        let live_of = |axis| live.of(axis);
+        // Kernels of one row a task: a padded row has nothing to do.
+        let row = |rows: u32| (task < rows).then_some(task as usize);
+        let of_t = row(live.t);
+        // SAFETY: each kernel's contract is the caller's for its own addresses.
+        unsafe {
+            match self {
+                V4Call::HyperIn(c, axis) => {
+                    if let Some(row) = row(live_of(*axis)) {
+                        c.run(row);
+                    }
+                }
+                V4Call::IndexScores(c) => c.run(task, live.t),
+                V4Call::SinkAttention(c) => c.run(task, live.t),
+                V4Call::GroupedGemm(c) => c.run(task, live.t),
+                V4Call::ExpertUp(c) => c.run(task, live.t),
+                V4Call::ExpertDown(c) => c.run(task, live.t),
+                _ => {
+                    let Some(row) = of_t else { return };
+                    match self {
+                        V4Call::HyperStart(c) => c.run(row),
+                        V4Call::HyperOut(c) => c.run(row),
+                        V4Call::HeadRope(c) => c.run(row),
+                        V4Call::WindowStore(c) => c.run(row),
+                        V4Call::StateStore(c) => c.run(row),
+                        V4Call::CompressRows(c) => c.run(row),
+                        V4Call::IndexTopK(c) => c.run(row),
+                        V4Call::Route(c) => c.run(row),
+                        V4Call::LimitedSiluMul(c) => c.run(row),
+                        V4Call::ExpertSum(c) => c.run(row),
+                        _ => unreachable!("matched above"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Checks that the kernels take a model of this shape.
+///
+/// # Errors
+/// Names the size that they do not take.
+pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
+    let lanes = LANES as u32;
+    let index_width = u64::from(s.index_heads) * u64::from(s.index_head_dim);
+    let checks = [
+        (s.streams <= 4 && s.streams > 0, "hc_mult", s.streams, "1 to 4 residual streams"),
+        (s.hidden.is_multiple_of(lanes), "hidden_size", s.hidden, "multiples of 16"),
+        (s.head_dim.is_multiple_of(lanes), "head_dim", s.head_dim, "multiples of 16"),
+        (
+            s.head_dim as usize <= rope::HEAD_DIM_MAX,
+            "head_dim",
+            s.head_dim,
+            "heads of up to 1,024 channels",
+        ),
+        (
+            s.rotary_dim as usize <= rope::ROTARY_MAX && s.rotary_dim.is_multiple_of(2),
+            "qk_rope_head_dim",
+            s.rotary_dim,
+            "an even number of up to 128 rotary channels",
+        ),
+        (
+            s.index_head_dim.is_multiple_of(lanes),
+            "index_head_dim",
+            s.index_head_dim,
+            "multiples of 16",
+        ),
+        (
+            s.index_heads as usize <= index::HEADS_MAX && index_width <= index::WIDTH_MAX as u64,
+            "index_n_heads",
+            s.index_heads,
+            "up to 64 index heads of 8,192 channels together",
+        ),
+        (s.o_lora.is_multiple_of(lanes), "o_lora_rank", s.o_lora, "multiples of 16"),
+        (s.ffn.is_multiple_of(lanes), "moe_intermediate_size", s.ffn, "multiples of 16"),
+        (
+            s.experts as usize <= route::EXPERTS_MAX,
+            "n_routed_experts",
+            s.experts,
+            "up to 1,024 experts",
+        ),
+        (
+            s.experts_per_token as usize <= route::PER_TOKEN_MAX,
+            "num_experts_per_tok",
+            s.experts_per_token,
+            "up to 32 experts a token",
+        ),
+    ];
+    for (good, what, found, supported) in checks {
+        if !good {
+            let asked = format!("a DeepSeek-V4 model with {what} {found}");
+            return Err(Unsupported { device: NAME, asked, supported: supported.into() });
+        }
+    }
+    Ok(())
+}

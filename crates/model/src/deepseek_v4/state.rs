@@ -1,0 +1,120 @@
+//! What is kept of every token: rows, index keys and the compressors' state, by page.
+
+use crate::SubPool;
+use crate::emit::Emit;
+use crate::inputs::TOKEN_PAGE_BYTES;
+use lockstep_flow::limits::PAGE_TOKENS;
+use lockstep_plan::{BufferId, Elem, StateKind};
+use lockstep_weights::{Compression, DeepSeekV4Spec, V4Place};
+
+/// One kind of paged rows of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Paged {
+    /// Key-value rows of the window: one a token.
+    Window,
+    /// Compressed key-value rows.
+    Rows,
+    /// Values and gates of the compressor: one row a token.
+    State,
+    /// Compressed index keys.
+    IndexRows,
+    /// Values and gates of the indexer's compressor: one row a token.
+    IndexState,
+}
+
+impl Paged {
+    const ALL: [Paged; 5] =
+        [Paged::Window, Paged::Rows, Paged::State, Paged::IndexRows, Paged::IndexState];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Paged::Window => "window_pages",
+            Paged::Rows => "compressed_pages",
+            Paged::State => "compressor_pages",
+            Paged::IndexRows => "index_pages",
+            Paged::IndexState => "index_compressor_pages",
+        }
+    }
+
+    /// Floats of a row and tokens of a row; `None` where a layer has no such rows.
+    pub fn row(self, spec: &DeepSeekV4Spec, compression: Compression) -> Option<(u32, u32)> {
+        let indexed = compression == Compression::C4;
+        let ratio = compression.ratio();
+        match self {
+            Paged::Window => Some((spec.head_dim, 1)),
+            Paged::Rows => ratio.map(|m| (spec.head_dim, m)),
+            Paged::State => ratio.map(|_| (2 * compression.overlap() * spec.head_dim, 1)),
+            Paged::IndexRows => indexed.then_some((spec.index_head_dim, 4)),
+            Paged::IndexState => indexed.then_some((4 * spec.index_head_dim, 1)),
+        }
+    }
+
+    /// Bytes of a page: a page has the rows whose last token lies in it, or room for one.
+    fn page_bytes(self, spec: &DeepSeekV4Spec, compression: Compression) -> Option<u64> {
+        let (floats, tokens) = self.row(spec, compression)?;
+        let rows = (PAGE_TOKENS / tokens).max(1);
+        Some(u64::from(floats) * u64::from(rows) * 4)
+    }
+
+    /// Declares the pages of a layer.
+    pub fn declare(self, e: &mut Emit<'_>, spec: &DeepSeekV4Spec, layer: u32) -> BufferId {
+        let page_bytes = self.page_bytes(spec, spec.compression[layer as usize]);
+        let page_bytes = page_bytes.expect("asked for where the layer has such rows");
+        let kind = StateKind::Pages { page_bytes };
+        e.b.state(self.buffer(layer), kind, e.shape.pages, Elem::F32)
+    }
+
+    fn buffer(self, layer: u32) -> String {
+        format!("{}{}", V4Place::Layer(layer), self.name())
+    }
+}
+
+/// The sub-pools, as operators see them: token ids, the window, compressed rows by ratio, index
+/// keys, and the compressors' state.
+pub fn sub_pools(spec: &DeepSeekV4Spec) -> Vec<SubPool> {
+    let tokens = vec![("token_pages".to_string(), TOKEN_PAGE_BYTES)];
+    let mut pools = vec![SubPool { name: "tokens".into(), buffers: tokens }];
+    for (layer, &compression) in (0..).zip(&spec.compression) {
+        for paged in Paged::ALL {
+            let Some(bytes) = paged.page_bytes(spec, compression) else { continue };
+            let name = match (paged, compression) {
+                (Paged::Window, _) => "window",
+                (Paged::Rows, Compression::C128) => "c128",
+                (Paged::Rows, _) => "c4",
+                (Paged::IndexRows, _) => "index",
+                (Paged::State | Paged::IndexState, _) => "compressor",
+            };
+            let buffer = (paged.buffer(layer), bytes);
+            match pools.iter_mut().find(|p| p.name == name) {
+                Some(pool) => pool.buffers.push(buffer),
+                None => pools.push(SubPool { name: name.into(), buffers: vec![buffer] }),
+            }
+        }
+    }
+    pools
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_hold_the_rows_that_close_in_them() {
+        assert_eq!(PAGE_TOKENS, 32);
+        let spec = lockstep_weights::config_spec(include_bytes!(
+            "../../../../fixtures/dsv4-tiny/config.json"
+        ));
+        let Ok(lockstep_weights::ModelSpec::DeepSeekV4(spec)) = spec else { panic!("{spec:?}") };
+        let bytes = |paged: Paged, c| paged.page_bytes(&spec, c);
+        assert_eq!(bytes(Paged::Window, Compression::Window), Some(32 * 64 * 4));
+        assert_eq!(bytes(Paged::Rows, Compression::Window), None);
+        assert_eq!(bytes(Paged::Rows, Compression::C4), Some(8 * 64 * 4));
+        assert_eq!(bytes(Paged::Rows, Compression::C128), Some(64 * 4));
+        assert_eq!(bytes(Paged::State, Compression::C4), Some(32 * 256 * 4));
+        assert_eq!(bytes(Paged::State, Compression::C128), Some(32 * 128 * 4));
+        assert_eq!(bytes(Paged::IndexRows, Compression::C4), Some(8 * 32 * 4));
+        assert_eq!(bytes(Paged::IndexState, Compression::C128), None);
+        let names: Vec<String> = sub_pools(&spec).into_iter().map(|p| p.name).collect();
+        assert_eq!(names, ["tokens", "window", "c4", "compressor", "index", "c128"]);
+    }
+}

@@ -1,0 +1,105 @@
+//! DeepSeek-V4 folders: the facts of `config.json`, every tensor by its role, and words for what
+//! is wrong with either.
+#![forbid(unsafe_code)]
+
+use lockstep_weights::{
+    Checkpoint, Compression, DeepSeekV4Spec, ModelSpec, Role, RopeScaling, V4Part, V4Place, V4Role,
+    config_spec,
+};
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/dsv4-tiny")
+}
+
+fn spec(c: &Checkpoint) -> &DeepSeekV4Spec {
+    let ModelSpec::DeepSeekV4(spec) = c.spec() else { panic!("{:?}", c.spec()) };
+    spec
+}
+
+#[test]
+fn a_folder_gives_its_facts_and_its_tensors() {
+    let c = Checkpoint::open(&folder()).unwrap();
+    let s = spec(&c);
+    use Compression::{C4, C128, Window};
+    assert_eq!(s.compression, [Window, Window, C4, C128, C4, C128, C4]);
+    assert_eq!((s.layers, s.hidden, s.heads, s.head_dim, s.rotary_dim), (7, 128, 8, 64, 16));
+    assert_eq!((s.streams, s.hash_layers, s.mtp_blocks, s.index_topk), (4, 2, 1, 8));
+    assert_eq!((s.rope.theta, s.rope.scaling == RopeScaling::None), (1e4, true));
+    assert_eq!(s.compress_rope.theta, 1.6e5);
+    assert_eq!(s.compress_rope.attention_factor(), 1.0);
+    let tensor = |place, role| c.tensor(Role::V4(place, role)).map(|t| (t.rows, t.cols));
+    let layer = V4Place::Layer;
+    assert_eq!(tensor(layer(2), V4Role::CompressApe), Some((4, 128)));
+    assert_eq!(tensor(layer(3), V4Role::CompressApe), Some((128, 64)));
+    assert_eq!(tensor(layer(3), V4Role::IndexApe), None);
+    assert_eq!(tensor(layer(0), V4Role::RouterBias), None);
+    assert_eq!(tensor(layer(6), V4Role::Expert(7, V4Part::Down)), Some((128, 64)));
+    assert_eq!(tensor(V4Place::Mtp(0), V4Role::EmbedProj), Some((128, 128)));
+    let table = c.expert_table(1).unwrap();
+    assert_eq!(table.len(), 512 * 2);
+    assert!(table.chunks(2).all(|e| e[0] < 8 && e[1] < 8 && e[0] != e[1]));
+    assert_eq!(c.expert_table(2), None);
+    assert_eq!(c.tensors().count(), 412);
+}
+
+/// The folder's configuration with one key changed.
+fn with(key: &str, value: &str) -> String {
+    let text = std::fs::read_to_string(folder().join("config.json")).unwrap();
+    let mut json: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+    json.insert(key.into(), serde_json::from_str(value).unwrap());
+    let refused = config_spec(serde_json::to_string(&json).unwrap().as_bytes());
+    refused.map_or_else(|e| e.to_string(), |_| "taken".into())
+}
+
+#[test]
+fn a_configuration_of_another_computation_is_refused_in_words() {
+    for (key, value, words) in [
+        ("swiglu_limit", "10.0", "taken"),
+        ("scoring_func", "\"softmax\"", "`scoring_func` is `softmax`; supported: sqrtsoftplus"),
+        ("n_shared_experts", "2", "`n_shared_experts` is 2; supported: 1"),
+        ("compress_ratios", "[0, 0, 8]", "a list of 3 entries"),
+        (
+            "compress_ratios",
+            "[0, 0, 4, 128, 4, 128, 8, 0]",
+            "an entry `8`; supported: 0, 4 and 128",
+        ),
+        ("compress_ratios", "[0, 0, 4, 128, 4, 128, 4, 4]", "a compressed prediction block"),
+        ("compress_ratios", "\"all\"", "`compress_ratios` is missing"),
+        ("hc_mult", "5", "hc_mult is 5; 1 to 4 are served"),
+        ("num_experts_per_tok", "9", "num_experts_per_tok is 9; 1 to 8 are served"),
+        ("o_groups", "3", "8 heads are not a multiple of 3 output groups"),
+        ("qk_rope_head_dim", "48", "48 rotary dimensions"),
+        ("rope_scaling", "{\"type\": \"linear\"}", "`rope_scaling.type` is `linear`"),
+        ("swiglu_limit", "-1.0", "swiglu_limit is -1"),
+        ("swiglu_limit", "null", "`swiglu_limit` is missing"),
+        ("num_hidden_layers", "4000000000", "a list of 8 entries"),
+        ("hidden_size", "0", "hidden is 0"),
+    ] {
+        let found = with(key, value);
+        assert!(found.contains(words), "{key} {value}: {found}");
+    }
+}
+
+/// Writes the tiny model with its router table changed by `edit`, and opens it.
+fn opened_with_table(name: &str, edit: impl Fn(&mut [u8])) -> String {
+    let dir = std::env::temp_dir().join(format!("lockstep-v4-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::copy(folder().join("config.json"), dir.join("config.json")).unwrap();
+    let mut bytes = std::fs::read(folder().join("model.safetensors")).unwrap();
+    let tensors = lockstep_weights::safetensors::parse(&bytes).unwrap();
+    let table = tensors.iter().find(|t| t.name == "layers.1.ffn.gate.tid2eid").unwrap();
+    edit(&mut bytes[table.range.clone()]);
+    std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
+    let opened = Checkpoint::open(&dir).map(drop).map_err(|e| e.to_string());
+    std::fs::remove_dir_all(&dir).unwrap();
+    opened.map_or_else(|e| e, |()| "opened".into())
+}
+
+#[test]
+fn a_table_that_names_no_expert_is_refused_with_its_token() {
+    assert_eq!(opened_with_table("sound", |_| {}), "opened");
+    let found = opened_with_table("unsound", |t| t[4 * 7..][..4].copy_from_slice(&[8, 0, 0, 0]));
+    let words = "`layers.1.ffn.gate.tid2eid` sends token 3 to expert 8; there are 8";
+    assert!(found.contains(words), "{found}");
+}
