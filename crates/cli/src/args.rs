@@ -78,7 +78,8 @@ fn pull_help() -> String {
 
 fn status_help() -> String {
     format!(
-        "Examples:\n  lockstep status\n  lockstep status http://10.0.0.5:30001 --json\n\n{}",
+        "Examples:\n  lockstep status\n  lockstep status http://10.0.0.5:30001 --json\n  \
+         lockstep status --watch=5\n\n{}",
         exit::help()
     )
 }
@@ -123,6 +124,9 @@ pub struct StatusArgs {
     /// Print the server's own report as one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Ask again every SECONDS until interrupted; with --json one line each
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    pub watch: Option<u64>,
 }
 
 /// `plan`.

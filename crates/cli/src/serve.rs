@@ -181,6 +181,9 @@ fn warn_of_eager(s: &EngineStatus) {
     let largest = s.captured_decode_sizes().last().copied().unwrap_or(0);
     if s.running_max > largest {
         tracing::warn!(
+            event = "eager_above_ceiling",
+            max_running_requests = s.running_max,
+            largest_captured = largest,
             "max_running_requests is {} and the largest captured decode bucket {largest}: larger \
              batches run eagerly, which is slower, so requests stay longer and batches grow; \
              raise --graph-max-bs or lower --max-running-requests to avoid it",

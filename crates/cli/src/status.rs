@@ -6,9 +6,31 @@ use crate::http;
 use crate::out;
 use serde_json::Value;
 use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::time::Duration;
 
-/// Asks a server and shows its answer.
+/// Asks a server and shows its answer, once or again and again.
 pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
+    let Some(seconds) = args.watch else { return once(args) };
+    let clear = std::io::stdout().is_terminal() && !args.json;
+    loop {
+        if clear {
+            // Home, and clear what is below: the page is rewritten in place.
+            out::line("\x1b[H\x1b[J");
+        }
+        if let Err(failure) = once(args) {
+            match failure.exit {
+                Exit::Usage => return Err(failure),
+                // A server that restarts is worth waiting for.
+                _ if args.json => out::line(failure.to_json()),
+                _ => out::line(&failure.message),
+            }
+        }
+        std::thread::sleep(Duration::from_secs(seconds.max(1)));
+    }
+}
+
+fn once(args: &StatusArgs) -> Result<Exit, Failure> {
     let answer = http::get(&args.url, "/server_info", args.api_key.as_deref()).map_err(|e| {
         let exit =
             if matches!(e, http::GetError::Url { .. }) { Exit::Usage } else { Exit::NoServer };
@@ -55,10 +77,17 @@ fn share(part: &Value, whole: &Value) -> String {
     if whole == 0.0 { "-".into() } else { format!("{:.1}%", 100.0 * part / whole) }
 }
 
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or("?").to_owned()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
 /// The report for people. Writing to a String cannot fail.
 fn page(info: &Value, e: &Value) -> String {
     let mut p = String::new();
-    let text = |v: &Value| v.as_str().unwrap_or("?").to_owned();
     let model = &e["model"];
     let device = &e["device"];
     let _ = writeln!(
@@ -82,7 +111,8 @@ fn page(info: &Value, e: &Value) -> String {
         count(&e["queued_max"]),
         e["generated_tokens_per_second"].as_f64().unwrap_or(0.0),
     );
-    for pool in e["pools"].as_array().into_iter().flatten() {
+    alarms(&mut p, &info["lockstep"]["alarms"]);
+    for pool in list(&e["pools"]) {
         let _ = writeln!(
             p,
             "pool      {}: {} of {} pages of {} tokens used ({}), {} cached, {} tokens fit, {}",
@@ -103,8 +133,71 @@ fn page(info: &Value, e: &Value) -> String {
         mib(&device["arena_bytes"])
     );
     totals(&mut p, e);
+    audit(&mut p, &e["audit"]);
+    generations(&mut p, e);
     buckets(&mut p, e);
     p
+}
+
+fn alarms(p: &mut String, alarms: &Value) {
+    for alarm in list(alarms) {
+        let sign = if alarm["level"] == "act" { "ACT" } else { "look" };
+        let _ = writeln!(p, "{sign:<9} {}: {}", text(&alarm["alarm"]), text(&alarm["words"]));
+        let _ = writeln!(p, "          {}", text(&alarm["action"]));
+    }
+}
+
+fn audit(p: &mut String, a: &Value) {
+    if a["rate"] == 0 {
+        let _ = writeln!(p, "audit     off");
+        return;
+    }
+    let parts: Vec<String> = list(&a["parts"])
+        .map(|part| {
+            let (checks, bad) = (count(&part["audits"]), part["mismatches"].as_u64().unwrap_or(0));
+            let bad = if bad == 0 { String::new() } else { format!(" ({bad} DIFFER)") };
+            format!("{} {checks}{bad}", text(&part["part"]))
+        })
+        .collect();
+    let rate = count(&a["rate"]);
+    let _ = writeln!(p, "audit     one step in {rate}; checks: {}", parts.join(", "));
+    for evidence in list(&a["evidence"]) {
+        let _ = writeln!(p, "evidence  {}", text(evidence));
+    }
+}
+
+/// The live generation, and what else is there or went wrong.
+fn generations(p: &mut String, e: &Value) {
+    let c = &e["counters"];
+    let _ = writeln!(
+        p,
+        "live      generation {}; {} flips, {} staged, {} rejected, {} manifest checks ({} differ)",
+        count(&e["generation"]),
+        count(&c["flips"]),
+        count(&c["generations_staged"]),
+        count(&c["generations_rejected"]),
+        count(&c["manifest_checks"]),
+        count(&c["manifest_mismatches"]),
+    );
+    let all: Vec<&Value> = list(&e["generations"]).collect();
+    for g in all.iter().rev().take(4).rev() {
+        let changed: Vec<String> = list(&g["knobs"])
+            .filter(|k| !k["was"].is_null())
+            .map(|k| format!("{} {} -> {}", text(&k["name"]), text(&k["was"]), text(&k["value"])))
+            .collect();
+        let changed =
+            if changed.is_empty() { String::new() } else { format!("; {}", changed.join(", ")) };
+        let why = g["reason"].as_str().map_or(String::new(), |why| format!("; {why}"));
+        let _ = writeln!(
+            p,
+            "          generation {} is {}: {} of {} buckets captured, {} steps{changed}{why}",
+            count(&g["generation"]),
+            text(&g["state"]),
+            count(&g["evidence"]["captured"]),
+            count(&g["evidence"]["buckets"]),
+            count(&g["steps"]),
+        );
+    }
 }
 
 fn totals(p: &mut String, e: &Value) {
@@ -141,31 +234,32 @@ fn totals(p: &mut String, e: &Value) {
     for (reason, n) in eager.filter(|(_, n)| **n != 0) {
         let _ = writeln!(p, "eager     {} steps: {}", count(n), reason.replace('_', " "));
     }
-    let _ = writeln!(
-        p,
-        "audit     {} steps audited, {} mismatches",
-        count(&c["audits"]),
-        count(&c["audit_mismatches"]),
-    );
 }
 
 /// A table of the buckets that ran; the others in one line.
 fn buckets(p: &mut String, e: &Value) {
-    let all: Vec<&Value> = e["buckets"].as_array().into_iter().flatten().collect();
+    let all: Vec<&Value> = list(&e["buckets"]).collect();
     let ran =
         |b: &&&Value| b["replays"].as_u64() != Some(0) || b["eager_steps"].as_u64() != Some(0);
-    let _ = writeln!(p, "\nbucket            mode          replays       eager      padded rows");
+    let head = "bucket            mode          replays       eager      padded rows      audited";
+    let _ = writeln!(p, "\n{head}");
     for b in all.iter().filter(ran) {
         let rows = b["live_rows"].as_u64().unwrap_or(0) + b["padded_rows"].as_u64().unwrap_or(0);
+        let padded =
+            format!("{} ({})", count(&b["padded_rows"]), share(&b["padded_rows"], &rows.into()));
+        let age = match b["audit_age_s"].as_f64() {
+            None => "-".into(),
+            Some(seconds) => format!("{seconds:.0} s ago"),
+        };
         let _ = writeln!(
             p,
-            "{:<16}  {:<11}  {:>11}  {:>10}  {:>10} ({})",
+            "{:<16}  {:<11}  {:>8}  {:>10}  {:>15}  {:>11}",
             b["bucket"].as_str().unwrap_or("?"),
             b["mode"].as_str().unwrap_or("?"),
             count(&b["replays"]),
             count(&b["eager_steps"]),
-            count(&b["padded_rows"]),
-            share(&b["padded_rows"], &Value::from(rows)),
+            padded,
+            age,
         );
     }
     for mode in ["captured", "eager", "quarantined"] {
@@ -208,5 +302,34 @@ mod tests {
         assert!(page.contains("7 steps: above graph max bs"), "{page}");
         assert!(page.contains("decode-4 ") && page.contains("(25.0%)"), "{page}");
         assert!(page.contains("not used yet, eager: decode-64"), "{page}");
+    }
+
+    #[test]
+    fn what_is_wrong_stands_first_and_says_what_to_do() {
+        let alarms = json!([{"alarm": "bucket_quarantined", "level": "act", "words": "decode-8",
+                             "action": "Keep the evidence."}]);
+        let part = |name: &str, bad: u64| json!({"part": name, "audits": 1200, "mismatches": bad});
+        let e = json!({
+            "health": "serving",
+            "generation": 2,
+            "generations": [{
+                "generation": 3, "state": "rejected", "reason": "no memory", "steps": 0,
+                "knobs": [{"name": "decode.graph-max-bs", "value": "96", "was": "32"}],
+                "evidence": {"captured": 0, "buckets": 16},
+            }],
+            "audit": {"rate": 1000, "parts": [part("twin", 1), part("pages", 0)],
+                      "evidence": ["twin: logits differ"]},
+        });
+        let page = page(&json!({"lockstep": {"alarms": alarms}}), &e);
+        let at = |words: &str| page.find(words).unwrap_or_else(|| panic!("no {words} in {page}"));
+        assert!(at("ACT       bucket_quarantined: decode-8") < at("totals"), "{page}");
+        at("          Keep the evidence.");
+        at("checks: twin 1,200 (1 DIFFER), pages 1,200");
+        at("evidence  twin: logits differ");
+        at(
+            "generation 3 is rejected: 0 of 16 buckets captured, 0 steps; decode.graph-max-bs 32 -> 96; no memory",
+        );
+        let off = json!({"health": "serving", "audit": {"rate": 0}});
+        assert!(super::page(&json!({}), &off).contains("audit     off"));
     }
 }

@@ -2,73 +2,12 @@
 
 mod common;
 
+use common::serving::Serving;
 use common::{lockstep, model, temp_dir, wait_until};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-
-struct Serving {
-    child: Child,
-    ready: Value,
-}
-
-impl Serving {
-    fn start(test: &str, flags: &[&str]) -> Serving {
-        let mut child = Command::new(lockstep())
-            .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB"])
-            .arg("--model")
-            .arg(model())
-            .args(flags)
-            .current_dir(temp_dir(test))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
-        Serving { child, ready }
-    }
-
-    fn url(&self) -> &str {
-        self.ready["url"].as_str().unwrap()
-    }
-
-    fn send(&self, path: &str, body: &Value) -> TcpStream {
-        let address = self.url().strip_prefix("http://").unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
-        let body = body.to_string();
-        let length = body.len();
-        let head = format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n");
-        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
-        stream
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (String, Value) {
-        let mut text = String::new();
-        self.send(path, body).read_to_string(&mut text).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        (head.to_owned(), serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}")))
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
-    }
-
-    fn status(&self) -> Value {
-        let out = Command::new(lockstep()).args(["status", self.url(), "--json"]).output().unwrap();
-        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use std::process::{Command, Stdio};
 
 fn long() -> Value {
     json!({"prompt": "Once", "max_tokens": 600, "ignore_eos": true})

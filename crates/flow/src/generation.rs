@@ -238,6 +238,26 @@ pub struct GenerationReport {
 }
 
 impl GenerationReport {
+    /// A generation of which nothing but its number is known.
+    pub fn planned(number: u64) -> GenerationReport {
+        GenerationReport {
+            number,
+            state: GenerationState::Planned,
+            knobs: Vec::new(),
+            buckets: Arc::new([]),
+            arena_bytes: 0,
+            shadow_bytes: 0,
+            digests: GenerationDigests::default(),
+            order_proofs: 0,
+            moves: Vec::new(),
+            steps: 0,
+            captured_steps: 0,
+            gap: Gap::default(),
+            watched_until: None,
+            reason: None,
+        }
+    }
+
     /// Moves on; `at` is now.
     ///
     /// # Errors
@@ -325,22 +345,7 @@ mod tests {
     use GenerationState as S;
 
     fn report(state: S) -> GenerationReport {
-        GenerationReport {
-            number: 2,
-            state,
-            knobs: Vec::new(),
-            buckets: Arc::new([]),
-            arena_bytes: 0,
-            shadow_bytes: 0,
-            digests: GenerationDigests::default(),
-            order_proofs: 0,
-            moves: Vec::new(),
-            steps: 0,
-            captured_steps: 0,
-            gap: Gap::default(),
-            watched_until: None,
-            reason: None,
-        }
+        GenerationReport { state, ..GenerationReport::planned(2) }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! outside reaches the core are traits here: [`Clock`], [`EventSink`] and [`TokenMask`].
 #![forbid(unsafe_code)]
 
+pub mod alarms;
 mod audit;
 mod bucket;
 mod clock;
@@ -18,6 +19,7 @@ pub mod knobs;
 mod lease;
 pub mod limits;
 mod mask;
+pub mod metrics;
 mod request;
 mod sampling;
 pub mod settings;

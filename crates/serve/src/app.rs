@@ -1,10 +1,10 @@
 //! What every route shares.
 
 use crate::auth::Keys;
-use crate::engine::Engine;
+use crate::engine::{Engine, present};
 use crate::ids::Ids;
 use crate::live::Live;
-use crate::load::Throughput;
+use crate::load::Load;
 use crate::metrics::Metrics;
 use lockstep_flow::Settings;
 use lockstep_flow::status::{EngineStatus, ModelFacts};
@@ -50,8 +50,8 @@ pub struct App {
     pub live: Arc<Live>,
     /// Counters of this side.
     pub metrics: Arc<Metrics>,
-    /// Tokens a second.
-    pub load: Arc<Throughput>,
+    /// What the last minutes were like.
+    pub load: Arc<Load>,
     /// After this a request ends with an error.
     pub request_timeout: Option<Duration>,
     /// Set when a stop was asked for.
@@ -105,7 +105,7 @@ impl App {
             loopback,
         };
         let seconds = Some(s.number("server.request-timeout")).filter(|s| *s > 0);
-        let load = Arc::new(Throughput::default());
+        let load = Arc::new(Load::default());
         let metrics = Metrics::new(Arc::clone(&engine), Arc::clone(&load), &model_name);
         App {
             fingerprint: fingerprint(&model),
@@ -134,7 +134,7 @@ impl App {
     /// A snapshot; a stop that was asked for shows as draining at once.
     pub fn status(&self) -> EngineStatus {
         use lockstep_flow::status::Health;
-        let mut status = self.engine.status();
+        let mut status = present(self.engine.as_ref());
         if self.stopping.load(Ordering::Relaxed) && status.health.is_serving() {
             status.health = Health::Draining;
         }

@@ -2,6 +2,7 @@
 
 use crate::app::Shared;
 use crate::error::ApiError;
+use crate::ui;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
@@ -54,7 +55,7 @@ impl Keys {
         if ADMIN.contains(&path) {
             return self.check_admin(method, headers);
         }
-        if OPEN.contains(&path) {
+        if OPEN.contains(&path) || ui::ROUTES.contains(&path) {
             return Ok(());
         }
         self.has(self.api.as_ref(), headers)
@@ -126,6 +127,8 @@ mod tests {
         assert_eq!(status(&k("s3", "", true), chat, Some("bearer s3")), 200);
         assert_eq!(status(&k("s3", "", true), "/health", None), 200);
         assert_eq!(status(&k("s3", "", true), "/server_info", None), 401);
+        assert_eq!(status(&k("s3", "", true), "/ui", None), 200);
+        assert_eq!(status(&k("s3", "", true), "/ui/data", None), 401);
         assert_eq!(status(&k("", "", true), "/abort_request", None), 200);
         assert_eq!(status(&k("", "", false), "/abort_request", None), 403);
         assert_eq!(status(&k("s3", "ad", false), "/abort_request", Some("Bearer s3")), 401);

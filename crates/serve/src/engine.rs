@@ -30,6 +30,13 @@ pub trait Engine: Send + Sync + 'static {
     fn shutdown(&self);
 }
 
+/// A snapshot whose uptime is of now: a step thread that hangs does not stop the clock.
+pub fn present(engine: &dyn Engine) -> EngineStatus {
+    let mut status = engine.status();
+    status.uptime = engine.now().max(status.uptime);
+    status
+}
+
 impl Engine for lockstep_engine::Handle {
     fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, Refusal> {
         self.submit(request, sink)

@@ -2,14 +2,15 @@
 
 use crate::app::{App, Shared};
 use crate::error::ApiError;
+use crate::state;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use lockstep_flow::knobs::Value as KnobValue;
 use lockstep_flow::settings::Setting;
-use lockstep_flow::status::{EngineStatus, SubPoolUse};
-use serde_json::{Map, Value, json};
+use lockstep_flow::status::EngineStatus;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -81,93 +82,6 @@ fn knobs(app: &App) -> Value {
     app.settings.iter().map(one).collect()
 }
 
-fn pool(p: &SubPoolUse) -> Value {
-    json!({
-        "name": p.name,
-        "page_tokens": p.page_tokens,
-        "pages_total": p.pages_total,
-        "pages_used": p.pages_used,
-        "pages_cached": p.pages_cached,
-        "tokens_used": p.tokens_used,
-        "tokens_total": p.tokens_total(),
-        "bytes_total": p.bytes_total,
-        "usage": p.usage(),
-    })
-}
-
-/// Everything of an engine's status, under our own names.
-fn engine(app: &App, s: &EngineStatus) -> Value {
-    let bucket = |b: &lockstep_flow::status::BucketUse| {
-        json!({
-            "bucket": b.key.to_string(),
-            "tokens": b.key.tokens,
-            "seqs": b.key.seqs,
-            "logit_rows": b.key.logit_rows,
-            "mode": b.mode.as_str(),
-            "replays": b.replays,
-            "eager_steps": b.eager_steps,
-            "live_rows": b.live_rows,
-            "padded_rows": b.padded_rows,
-        })
-    };
-    let eager: Map<String, Value> =
-        s.eager_steps.iter().map(|(r, n)| (r.as_str().into(), json!(n))).collect();
-    let c = &s.counters;
-    json!({
-        "health": s.health.to_string(),
-        "uptime_s": s.uptime.as_secs_f64(),
-        "model": {
-            "name": s.model.name,
-            "path": s.model.path,
-            "architecture": s.model.architecture,
-            "quantization": s.model.quantization,
-            "vocab": s.model.vocab,
-            "context_max_tokens": s.model.context_max_tokens,
-            "parameters": s.model.parameters,
-            "weight_bytes": s.model.weight_bytes,
-            "weights_digest": s.model.weights_digest,
-        },
-        "device": {
-            "name": s.device.name,
-            "isa": s.device.isa,
-            "threads": s.device.threads,
-            "arena_bytes": s.device.arena_bytes,
-        },
-        "running": s.running,
-        "queued": s.queued,
-        "running_max": s.running_max,
-        "queued_max": s.queued_max,
-        "chunked_prefill_tokens": s.chunked_prefill_tokens,
-        "generated_tokens_per_second": app.load.tokens_per_second(),
-        "pools": s.pools.iter().map(pool).collect::<Vec<Value>>(),
-        "generation": s.generation,
-        "buckets": s.buckets.iter().map(bucket).collect::<Vec<Value>>(),
-        "eager_steps": eager,
-        "counters": {
-            "steps": c.steps,
-            "decode_steps": c.decode_steps,
-            "decode_steps_captured": c.decode_steps_captured,
-            "prefill_steps": c.prefill_steps,
-            "prefill_steps_captured": c.prefill_steps_captured,
-            "prompt_tokens": c.prompt_tokens,
-            "cached_tokens": c.cached_tokens,
-            "prefill_tokens": c.prefill_tokens,
-            "generated_tokens": c.generated_tokens,
-            "admitted": c.admitted,
-            "finished": c.finished,
-            "cancelled": c.cancelled,
-            "failed": c.failed,
-            "refused_queue_full": c.refused_queue_full,
-            "refused_other": c.refused_other,
-            "preemptions": c.preemptions,
-            "evicted_pages": c.evicted_pages,
-            "audits": c.audits,
-            "audit_evidence": s.audit.evidence,
-            "audit_mismatches": c.audit_mismatches,
-        },
-    })
-}
-
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// `GET /server_info`: SGLang's shape at the top, ours under `lockstep`.
@@ -212,7 +126,8 @@ pub async fn server_info(State(app): State<Shared>) -> Json<Value> {
         "internal_states": [state],
         "lockstep": {
             "knobs": knobs(&app),
-            "engine": engine(&app, &s),
+            "engine": state::engine(&s, app.load.tokens_per_second()),
+            "alarms": state::alarms(&s, &app.load),
         },
     }))
 }

@@ -1,64 +1,102 @@
-//! Rates: what a status becomes when two of them are compared, and the line that shows it.
+//! Load over time: a sample of the engine's status each second, what becomes of two of them when
+//! they are compared, and the lines that the log gets.
 
-use crate::Engine;
+use crate::engine::{Engine, present};
+use crate::notices;
 use lockstep_flow::EngineStatus;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use lockstep_flow::alarms::{self, Sample};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Output tokens a second over the last tick; 0 where nothing was produced in it.
-#[derive(Default, Debug)]
-pub struct Throughput(AtomicU64);
+/// Seconds of history.
+const SAMPLES_MAX: usize = 300;
+/// Alarms compare the present with what was this many samples ago.
+const MINUTE: usize = 60;
 
-impl Throughput {
-    /// The present rate.
-    pub fn tokens_per_second(&self) -> f64 {
-        f64::from_bits(self.0.load(Ordering::Relaxed))
+/// What the last minutes were like.
+#[derive(Default, Debug)]
+pub struct Load(Mutex<VecDeque<Sample>>);
+
+/// Output tokens a second from one sample to a later one.
+pub fn per_second(before: &Sample, now: &Sample) -> f64 {
+    let tokens = now.counters.generated_tokens.saturating_sub(before.counters.generated_tokens);
+    tokens as f64 / now.at.since(before.at).as_secs_f64().max(1e-3)
+}
+
+impl Load {
+    fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
+        // Plain numbers: they are readable after any panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, rate: f64) {
-        self.0.store(rate.to_bits(), Ordering::Relaxed);
+    /// Output tokens a second over the last second; 0 before there were two samples.
+    pub fn tokens_per_second(&self) -> f64 {
+        let samples = self.samples();
+        let mut last = samples.iter().rev();
+        match (last.next(), last.next()) {
+            (Some(now), Some(before)) => per_second(before, now),
+            _ => 0.0,
+        }
+    }
+
+    /// The sample of a minute ago; the oldest one where the server is younger.
+    pub fn minute_ago(&self) -> Sample {
+        let samples = self.samples();
+        let at = samples.len().saturating_sub(MINUTE);
+        samples.get(at).copied().unwrap_or_default()
+    }
+
+    /// Every sample, oldest first, about a second apart.
+    pub fn history(&self) -> Vec<Sample> {
+        self.samples().iter().copied().collect()
+    }
+
+    fn push(&self, sample: Sample) {
+        let mut samples = self.samples();
+        if samples.len() == SAMPLES_MAX {
+            samples.pop_front();
+        }
+        samples.push_back(sample);
     }
 }
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Keeps the rate current and prints the decode line. Runs until it is dropped.
-pub async fn watch(engine: Arc<dyn Engine>, rate: Arc<Throughput>, log_every: Duration) {
+/// Keeps the history current, logs what has changed and prints the decode line. Runs until it is
+/// dropped.
+pub async fn watch(engine: Arc<dyn Engine>, load: Arc<Load>, log_every: Duration) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut last, mut at) = (engine.status(), Instant::now());
-    let (mut printed, mut printed_at) = (last.clone(), at);
+    let mut last = present(engine.as_ref());
+    let mut raised = Vec::new();
+    let (mut printed, mut printed_at) = (Sample::of(&last), Instant::now());
     loop {
         tick.tick().await;
-        let (now, now_at) = (engine.status(), Instant::now());
-        let seconds = now_at.duration_since(at).as_secs_f64();
-        if seconds < TICK.as_secs_f64() / 2.0 {
-            continue;
-        }
-        rate.set(per_second(&last, &now, seconds));
-        if !log_every.is_zero() && now_at.duration_since(printed_at) >= log_every {
-            let seconds = now_at.duration_since(printed_at).as_secs_f64();
-            if now.counters.decode_steps > printed.counters.decode_steps {
-                tracing::info!("{}", decode_line(&printed, &now, seconds));
+        let now = present(engine.as_ref());
+        let sample = Sample::of(&now);
+        notices::log(&notices::between(&last, &now));
+        let alarms = alarms::raised(&now, &load.minute_ago());
+        notices::log(&notices::of_alarms(&raised, &alarms));
+        load.push(sample);
+        if !log_every.is_zero() && printed_at.elapsed() >= log_every {
+            if sample.counters.decode_steps > printed.counters.decode_steps {
+                tracing::info!("{}", decode_line(&printed, &now));
             }
-            (printed, printed_at) = (now.clone(), now_at);
+            (printed, printed_at) = (sample, Instant::now());
         }
-        (last, at) = (now, now_at);
+        (last, raised) = (now, alarms);
     }
-}
-
-fn per_second(before: &EngineStatus, now: &EngineStatus, seconds: f64) -> f64 {
-    let tokens = now.counters.generated_tokens.saturating_sub(before.counters.generated_tokens);
-    tokens as f64 / seconds.max(1e-9)
 }
 
 /// The line that parsers of SGLang's log read. Where that samples one step, this covers all since
 /// the last line: `cuda graph` is True only where every decode step replayed a captured bucket.
-fn decode_line(before: &EngineStatus, now: &EngineStatus, seconds: f64) -> String {
-    let steps = now.counters.decode_steps - before.counters.decode_steps;
-    let captured = now.counters.decode_steps_captured - before.counters.decode_steps_captured;
+fn decode_line(before: &Sample, now: &EngineStatus) -> String {
+    let sample = Sample::of(now);
+    let (c, b) = (&sample.counters, &before.counters);
+    let steps = c.decode_steps.saturating_sub(b.decode_steps);
+    let captured = c.decode_steps_captured.saturating_sub(b.decode_steps_captured);
     let usage = match now.pools.as_slice() {
         [only] => format!("#token: {}, token usage: {:.2}", only.tokens_used, only.usage()),
         pools => pools
@@ -75,19 +113,21 @@ fn decode_line(before: &EngineStatus, now: &EngineStatus, seconds: f64) -> Strin
          {:.2}, #queue-req: {}, #decode-step: {steps}, #eager-step: {}",
         now.running,
         if captured == steps { "True" } else { "False" },
-        per_second(before, now, seconds),
+        per_second(before, &sample),
         now.queued,
-        steps - captured,
+        steps.saturating_sub(captured),
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lockstep_flow::Micros;
     use lockstep_flow::status::{Counters, SubPoolUse};
 
-    fn status(steps: u64, captured: u64, tokens: u64) -> EngineStatus {
+    fn status(seconds: u64, steps: u64, captured: u64, tokens: u64) -> EngineStatus {
         EngineStatus {
+            uptime: Micros::from_millis(1000 * seconds),
             running: 3,
             queued: 2,
             pools: vec![SubPoolUse {
@@ -111,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_line_has_the_fields_that_parsers_look_for() {
-        let line = decode_line(&status(10, 10, 100), &status(50, 50, 300), 2.0);
+        let line = decode_line(&Sample::of(&status(5, 10, 10, 100)), &status(7, 50, 50, 300));
         assert_eq!(
             line,
             "Decode batch, #running-req: 3, #token: 777, token usage: 0.25, cuda graph: True, \
@@ -121,8 +161,20 @@ mod tests {
 
     #[test]
     fn one_eager_step_makes_the_line_say_false() {
-        let line = decode_line(&status(10, 10, 100), &status(50, 49, 300), 2.0);
+        let line = decode_line(&Sample::of(&status(5, 10, 10, 100)), &status(7, 50, 49, 300));
         assert!(line.contains("cuda graph: False"), "{line}");
         assert!(line.ends_with("#eager-step: 1"), "{line}");
+    }
+
+    #[test]
+    fn a_rate_needs_two_samples_and_the_history_is_bounded() {
+        let load = Load::default();
+        assert_eq!((load.tokens_per_second(), load.minute_ago()), (0.0, Sample::default()));
+        for second in 1..=400 {
+            load.push(Sample::of(&status(second, 0, 0, 50 * second)));
+        }
+        assert_eq!(load.tokens_per_second(), 50.0);
+        assert_eq!(load.history().len(), SAMPLES_MAX);
+        assert_eq!(load.minute_ago().at, Micros::from_millis(341_000));
     }
 }

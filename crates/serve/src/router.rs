@@ -2,7 +2,7 @@
 
 use crate::app::Shared;
 use crate::error::ApiError;
-use crate::{auth, chat, completions, info, ops, probe, tokens};
+use crate::{auth, chat, completions, info, ops, probe, tokens, ui};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
@@ -24,6 +24,10 @@ pub fn router(app: Shared) -> Router {
         .route("/get_server_info", get(info::server_info))
         .route("/model_info", get(info::model_info))
         .route("/metrics", get(ops::metrics))
+        .route("/ui", get(ui::page))
+        .route("/ui/page.css", get(ui::style))
+        .route("/ui/page.js", get(ui::script))
+        .route("/ui/data", get(ui::data))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/abort_request", post(ops::abort_request))

@@ -144,6 +144,72 @@ fn metrics_have_both_families_of_names() {
     assert!(!page.contains("lockstep_eager_steps"), "{page}");
 }
 
+/// The labels of a sample, beside the one that all have.
+fn labels(sample: &str) -> Vec<&str> {
+    let inside = sample.split_once('{').map_or("", |(_, rest)| rest.trim_end_matches('}'));
+    let names = inside.split("\",").filter_map(|pair| pair.split_once("=\"")).map(|(name, _)| name);
+    names.filter(|name| !["model_name", "le"].contains(name)).collect()
+}
+
+#[test]
+fn every_exported_metric_is_declared_as_it_is_exported() {
+    use lockstep_flow::metrics::METRICS;
+    let server = Server::start();
+    ask(&server, "[[abc]]");
+    let page = server.get("/metrics").text();
+    let mut seen = 0;
+    for line in page.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let bare = name.strip_suffix("_total").unwrap_or(name);
+        let declared = METRICS.iter().find(|m| m.name == bare || m.aliases.contains(&bare));
+        let declared = declared.unwrap_or_else(|| panic!("{name} is not declared"));
+        assert_eq!(kind, declared.kind.as_str(), "{name}");
+        for (sample, _) in
+            samples(&page).iter().filter(|(s, _)| s.starts_with(&format!("{name}{{")))
+        {
+            assert_eq!(labels(sample), declared.labels, "{sample}");
+        }
+        seen += 1;
+    }
+    assert!(seen > 60, "only {seen} metrics on\n{page}");
+    // What is not there says when it would be, or has no member in this engine.
+    let absent: Vec<&str> = METRICS
+        .iter()
+        .filter(|m| m.when.is_empty())
+        .filter(|m| !m.series_names().iter().all(|n| page.contains(&format!("\n{n}{{"))))
+        .map(|m| m.name)
+        .collect();
+    assert_eq!(absent, ["lockstep_eager_steps"], "this engine has no reasons to run eagerly");
+}
+
+#[test]
+fn an_alarm_shows_in_metrics_and_in_server_info() {
+    let config = ToyConfig { running_max: 1, queued_max: 1, ..ToyConfig::default() };
+    let server = Server::with(config, &[]);
+    let value = |page: &str| {
+        let line = "lockstep_alarm{model_name=\"toy\",alarm=\"queue_full\",level=\"act\"} ";
+        page.lines().find_map(|l| l.strip_prefix(line)).unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!(value(&server.get("/metrics").text()), 0.0);
+    server.toy.pause();
+    let body = json!({"prompt": "x", "max_tokens": 9, "stream": true}).to_string();
+    let mut clients = [server.client(), server.client(), server.client()];
+    for client in &mut clients {
+        client.send(
+            "POST",
+            "/v1/completions",
+            &[("Content-Type", "application/json")],
+            body.as_bytes(),
+        );
+    }
+    wait_until("one was refused", || server.toy_counters().refused_queue_full > 0);
+    assert_eq!(value(&server.get("/metrics").text()), 1.0);
+    let info = server.get("/server_info").json();
+    let alarm = &info["lockstep"]["alarms"][0];
+    assert_eq!((&alarm["alarm"], &alarm["level"]), (&json!("queue_full"), &json!("act")));
+    server.toy.resume();
+}
+
 #[test]
 fn keys_are_asked_for() {
     let server = Server::with(ToyConfig::default(), &[("server.api-key", "k1")]);

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod hub;
+pub mod serving;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
