@@ -186,6 +186,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
         audit_rate: count("audit.rate"),
         on_mismatch: OnMismatch::of(settings.text("audit.on-mismatch")).unwrap_or_default(),
         eager: settings.flag("decode.eager"),
+        ..Knobs::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The step loop's state and one turn of it: plan, lease, inputs, replay, outcomes, events.
 
 use crate::active::{Active, ActiveMap};
-use crate::audit::{Audit, Part};
+use crate::audit::Audit;
 use crate::generation::{Bucket, Generation, Io};
 use crate::inputs;
 use crate::publish::Shared;
@@ -198,6 +198,7 @@ impl Core {
         if !planned {
             return Ok(Turn::Idle);
         }
+        self.audit_reads(now)?;
         let at = self.bucket_of_step();
         let lease = match self.lease(at) {
             Ok(lease) => lease,
@@ -223,6 +224,7 @@ impl Core {
                 let c = &mut self.counters;
                 let times = if decode { &mut c.decode_times } else { &mut c.prefill_times };
                 times.add(end.since(now));
+                self.audit_complete(end)?;
                 Ok(Turn::Stepped)
             }
             Err(e) => {
@@ -280,37 +282,7 @@ impl Core {
         }
     }
 
-    /// Runs the step, with the audit around it where it was chosen.
-    fn run_audited(
-        &mut self,
-        at: usize,
-        lease: &StepLease,
-        now: lockstep_flow::Micros,
-    ) -> Result<(), DeviceError> {
-        let bucket = self.generation.buckets[at].clone();
-        let captured = !self.eager && !bucket.quarantined && bucket.mode == Mode::Captured;
-        let twin = bucket.twin.filter(|_| captured);
-        let Some(twin) = twin.filter(|_| self.audit.choose(at, now)) else {
-            return self.run(at, lease);
-        };
-        let (mut tables, _) = tables(self.device.as_mut(), bucket.exec, &bucket.io);
-        if let Err(e) = self.sched.verify_tables(lease, &mut tables) {
-            self.audit.found(Part::Tables, lease.generation(), bucket.key, e.to_string());
-            self.generation.buckets[at].quarantined = true;
-        }
-        let batch = self.sched.oldest_step().expect("a step is in flight");
-        self.audit.before(self.device.as_mut(), &bucket, twin, batch)?;
-        self.run(at, lease)?;
-        let batch = self.sched.oldest_step().expect("a step is in flight");
-        let what = self.audit.after(self.device.as_mut(), &bucket, twin, batch, lease)?;
-        if let Some(what) = what {
-            self.audit.found(Part::Twin, lease.generation(), bucket.key, what);
-            self.generation.buckets[at].quarantined = true;
-        }
-        Ok(())
-    }
-
-    fn run(&mut self, at: usize, lease: &StepLease) -> Result<(), DeviceError> {
+    pub(crate) fn run(&mut self, at: usize, lease: &StepLease) -> Result<(), DeviceError> {
         let bucket = &self.generation.buckets[at];
         let (exec, key) = (bucket.exec, bucket.key);
         let reason = match (self.eager, bucket.quarantined, bucket.mode) {
@@ -363,7 +335,11 @@ impl Core {
         let results = inputs::results(self.device.output(exec, io.results));
         let batch = self.sched.oldest_step().expect("a step is in flight");
         self.outcomes.clear();
-        for (row, &first) in batch.rows.iter().zip(&self.logit_first) {
+        for (i, (row, &first)) in batch.rows.iter().zip(&self.logit_first).enumerate() {
+            if let Some(failure) = self.audit.verdict(i) {
+                self.outcomes.push(Outcome::Failed(failure));
+                continue;
+            }
             let outcome = match (row.plan.samples, self.active.get_mut(&row.plan.request)) {
                 (true, Some(active)) if self.sched.is_live(row) => {
                     let last = first + row.plan.logit_rows() - 1;
@@ -377,7 +353,7 @@ impl Core {
 
     /// Turns the scheduler's updates into events. `at` is the bucket of the step whose results the
     /// updates speak of.
-    fn deliver(&mut self, at: Option<usize>) {
+    pub(crate) fn deliver(&mut self, at: Option<usize>) {
         let mut updates = core::mem::take(&mut self.updates);
         loop {
             updates.extend(self.sched.drain_updates());
@@ -468,7 +444,7 @@ impl Core {
 }
 
 /// A step's tables, and where its token sources go, as slices of the executable's inputs.
-fn tables<'a>(
+pub(crate) fn tables<'a>(
     device: &'a mut dyn Device,
     exec: ExecId,
     io: &Io,

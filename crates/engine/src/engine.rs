@@ -129,15 +129,16 @@ fn assemble_with(
         device.bind_state(&name, bytes * u64::from(shape.slots))?;
     }
     let generation = capture_all(device.as_mut(), 1, shape, proven, knobs.audit_rate > 0)?;
+    let mut audit = Audit::new(&knobs, &generation);
+    audit.take_weights(device.as_mut(), &generation)?;
     let late = late().ok_or(EngineError::GivenUp)?;
     if let Some(digest) = late.weights_digest {
         parts.model_facts.weights_digest = digest;
     }
     let eos = [eos, &late.eos].concat();
-    let sched = scheduler(&knobs, &shape, &generation, &model, &eos, &sub_pools)?;
+    let mut sched = scheduler(&knobs, &shape, &generation, &model, &eos, &sub_pools)?;
 
-    let rows_max = knobs.running_max as usize;
-    let audit = Audit::new(knobs.audit_rate, generation.buckets.len(), page_bytes, rows_max);
+    sched.pool_mut().keep_digests(audit.page_digest_words());
     let clock: Arc<dyn Clock> = Arc::new(RealClock::start());
     let status = status::initial(&parts.model_facts, &parts.device_facts, &knobs, &generation);
     let live_max = knobs.running_max + knobs.queued_max;

@@ -1,6 +1,6 @@
 //! The engine's knobs as plain numbers, taken from the registry in `flow`.
 
-use lockstep_flow::OnMismatch;
+use lockstep_flow::{Micros, OnMismatch};
 use lockstep_plan::KvDtype;
 
 /// What the engine is told (see `lockstep_flow::knobs::KNOBS` for meaning and bounds).
@@ -28,6 +28,9 @@ pub struct Knobs {
     pub audit_rate: u32,
     /// `audit.on-mismatch`.
     pub on_mismatch: OnMismatch,
+    /// How long a digest that was found true counts before its page is compared again where it is
+    /// read or swept; a pass over the weights takes twice as long at least. Zero: never.
+    pub audit_proof_age: Micros,
     /// Every step op by op (tests and the isolation ladder).
     pub eager: bool,
 }
@@ -46,6 +49,7 @@ impl Default for Knobs {
             context_tokens: 0,
             audit_rate: 1000,
             on_mismatch: OnMismatch::Quarantine,
+            audit_proof_age: Micros::from_millis(30_000),
             eager: false,
         }
     }

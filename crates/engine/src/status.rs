@@ -9,7 +9,7 @@ use lockstep_flow::status::{
     ArenaUse, BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts,
     SubPoolUse,
 };
-use lockstep_flow::{AuditUse, BucketAudit};
+use lockstep_flow::{AuditPart, AuditUse, BucketAudit};
 
 /// The status before the first step.
 pub fn initial(
@@ -77,6 +77,9 @@ impl Core {
             }
             status.decode_step_times = self.counters.decode_times;
             status.prefill_step_times = self.counters.prefill_times;
+            let pool = self.sched.pool();
+            status.audit.pages_covered = pool.proven_pages();
+            status.audit.pages_set_aside = pool.set_aside_pages();
             self.publish_pools(&mut status.pools);
             self.publish_counters(&mut status.counters);
         });
@@ -96,7 +99,9 @@ impl Core {
                 bytes_total: p.bytes_per_page * u64::from(config.pages - 1),
             }));
         }
-        let (free, cached) = (pool.free_pages(), pool.cached_pages());
+        // A page that the audit set aside is nobody's.
+        let free = pool.free_pages() + pool.set_aside_pages();
+        let cached = pool.cached_pages();
         for p in pools {
             p.pages_cached = cached;
             p.pages_used = p.pages_total.saturating_sub(free + cached);
@@ -120,8 +125,8 @@ impl Core {
         to.cancelled = step.cancelled;
         to.failed = sched.failed.saturating_sub(step.cancelled);
         to.preemptions = sched.preemptions;
-        to.audits = self.audit.audits;
-        to.audit_mismatches = self.audit.mismatches.iter().sum();
+        to.audits = self.audit.part(AuditPart::Twin).audits;
+        to.audit_mismatches = self.audit.mismatches();
         to.evicted_pages = self.sched.pool().counters().pages_evicted;
     }
 

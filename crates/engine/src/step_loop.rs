@@ -98,6 +98,7 @@ impl StepLoop {
         if !self.core.is_idle() {
             return;
         }
+        self.core.audit_idle();
         self.core.publish();
         match self.commands.recv_timeout(IDLE_TICK) {
             Ok(command) => self.follow(command),

@@ -10,7 +10,8 @@ use lockstep_device::{CpuDevice, Device, DeviceError, ExecId, Mode};
 use lockstep_engine::{EngineError, LoopTurn, ProvenBucket, plan_shape, prove_all};
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{
-    BucketKey, Event, EventSink, Position, RequestId, SamplingParams, Seed, SlotId, Token,
+    AuditPart, BucketKey, Event, EventSink, Position, RequestId, SamplingParams, Seed, SlotId,
+    Token,
 };
 use lockstep_model::PlanShape;
 use lockstep_plan::Proven;
@@ -54,6 +55,11 @@ fn load() -> Vec<Probe> {
 
 /// Allocations on the step thread from the first step after the load was taken over to the last.
 fn allocations(rig: &Rig, load: &[Probe]) -> (u64, lockstep_flow::status::Counters) {
+    let (count, status) = measured(rig, load);
+    (count, status.counters)
+}
+
+fn measured(rig: &Rig, load: &[Probe]) -> (u64, lockstep_flow::EngineStatus) {
     let device = CpuDevice::new(rig.threads, rig.isa).unwrap();
     let mut engine = rig.engine_on(&tiny("qwen3"), Box::new(device), false);
     let sink = Quiet::default();
@@ -64,11 +70,12 @@ fn allocations(rig: &Rig, load: &[Probe]) -> (u64, lockstep_flow::status::Counte
     assert_eq!(engine.steps.turn(), LoopTurn::Stepped);
     let before = engine.handle.status().counters;
     let info = allocation_counter::measure(|| while engine.steps.turn() == LoopTurn::Stepped {});
-    let mut counters = engine.handle.status().counters;
+    let mut status = engine.handle.status();
+    let counters = &mut status.counters;
     assert_eq!(sink.0[1].load(Ordering::Relaxed), load.len() as u64, "every request ended");
     assert_eq!(counters.finished, load.len() as u64);
     counters.steps -= before.steps;
-    (info.count_total, counters)
+    (info.count_total, status)
 }
 
 #[test]
@@ -99,6 +106,26 @@ fn a_step_takes_no_memory_in_a_full_pool() {
     let load: Vec<Probe> = load().into_iter().map(growing).collect();
     let (count, c) = allocations(&rig, &load);
     assert!(c.preemptions > 0 && c.evicted_pages > 0, "{c:?}");
+    assert_eq!(count, 0, "allocations in {} steps", c.steps);
+}
+
+/// Nor where the audit takes the digests of pages that close, compares every page that a step
+/// reads and sweeps pages and weights. (A twin is an eager step, which takes memory: one step in a
+/// thousand by default.)
+#[test]
+fn a_step_takes_no_memory_for_the_audit_of_pages_weights_and_tables() {
+    let rig = Rig::default().with(|k| {
+        k.chunk_tokens = 64;
+        k.prefix_cache = true;
+        k.audit_rate = 1 << 30;
+        k.audit_proof_age = lockstep_flow::Micros(0);
+    });
+    let (count, status) = measured(&rig, &load());
+    let (audit, c) = (&status.audit, &status.counters);
+    assert!(c.steps > 200 && audit.pages_closed > 100, "{c:?} {audit:?}");
+    assert!(audit.part(AuditPart::Pages).audits > 1000, "{audit:?}");
+    assert!(audit.part(AuditPart::Weights).audits > 0, "{audit:?}");
+    assert_eq!(audit.part(AuditPart::Twin).audits, 0, "{audit:?}");
     assert_eq!(count, 0, "allocations in {} steps", c.steps);
 }
 

@@ -114,10 +114,10 @@ impl Pool {
         &self.digests.closed
     }
 
-    /// Pages given up for the same tokens in the index, in the steps completed since the last
-    /// call, with the page that took their place.
-    pub fn drain_merged(&mut self) -> impl Iterator<Item = Merged> + '_ {
-        self.digests.merged.drain(..)
+    /// A page given up for the same tokens in the index, in a step completed since this last gave
+    /// none, with the page that took its place.
+    pub fn take_merged(&mut self) -> Option<Merged> {
+        self.digests.merged.pop()
     }
 
     /// Keeps the digest of a page that [`Pool::closed_pages`] names.
@@ -311,7 +311,7 @@ mod tests {
             let own = PageId(pool.block_table(slot)[0]);
             pool.publish(slot, RequestId(request), &tokens(32), None).unwrap();
             let known = PageId(pool.block_table(slot)[0]);
-            let merged: Vec<Merged> = pool.drain_merged().collect();
+            let merged: Vec<Merged> = core::iter::from_fn(|| pool.take_merged()).collect();
             assert_eq!(merged.is_empty(), request == 1);
             assert!(merged.iter().all(|m| *m == Merged { own, known }));
         }

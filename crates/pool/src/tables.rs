@@ -39,6 +39,23 @@ pub struct StepTables<'a> {
 }
 
 impl StepTables<'_> {
+    /// Bytes of all tables.
+    pub fn bytes(&self) -> u64 {
+        let always = [
+            &self.block_tables,
+            &self.write_slots,
+            &self.positions,
+            &self.seq_of_token,
+            &self.slots,
+            &self.logit_tokens,
+            &self.logit_slots,
+        ];
+        let optional = [&self.first_tokens, &self.token_counts, &self.kv_lens];
+        let entries = always.iter().map(|t| t.len()).sum::<usize>()
+            + optional.iter().filter_map(|t| t.as_ref()).map(|t| t.len()).sum::<usize>();
+        entries as u64 * 4
+    }
+
     /// Checks every length against the bucket's capacity.
     pub fn check(&self, bucket: BucketKey, pages_per_seq_max: u32) -> Result<(), PoolError> {
         let (t, s, r) = (bucket.tokens as usize, bucket.seqs as usize, bucket.logit_rows as usize);

@@ -3,10 +3,26 @@
 
 use super::device::CpuDevice;
 use super::resolve::resolve;
+use super::source::Source;
 use crate::port::{DeviceError, ExecId};
-use lockstep_plan::{BufferId, OpId};
+use lockstep_plan::{BufferId, OpId, Proven};
+use std::sync::Arc;
 
 impl CpuDevice {
+    /// What an executable was captured from, so that a fault can be put where the plan says that
+    /// something lies.
+    ///
+    /// # Panics
+    /// Where that was a plan without a proof.
+    #[doc(hidden)]
+    pub fn plan_of(&self, exec: ExecId) -> Arc<Proven> {
+        match self.parts(exec).0 {
+            Source::Proven(proven) => proven,
+            #[cfg(feature = "lab")]
+            Source::Raw(_) => panic!("a plan without a proof"),
+        }
+    }
+
     /// Flips one bit of a loaded weight, as failing memory would.
     ///
     /// # Panics

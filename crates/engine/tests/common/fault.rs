@@ -11,15 +11,39 @@ use std::sync::Arc;
 /// What happens before a step: the number of the step, and the device that will run it.
 pub type BeforeStep = Box<dyn FnMut(u64, &mut CpuDevice) + Send>;
 
-/// A CPU device with a hook before every step.
+/// A moment at which a test can reach into the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// A replay of this step, whole or of one op, is about to run.
+    Replay { step: u64, exec: ExecId },
+    /// It has run.
+    Replayed { step: u64, exec: ExecId },
+    /// The step's tables are about to be filled (1) or verified (2).
+    Tables { call: u32, exec: ExecId, blocks: BufferId },
+    /// Pages are about to be digested.
+    Digest,
+}
+
+/// What happens at a moment.
+pub type Hook = Box<dyn FnMut(Moment, &mut CpuDevice) + Send>;
+
+/// A CPU device with hooks.
 pub struct FaultDevice {
     pub inner: CpuDevice,
     pub before_step: BeforeStep,
+    pub hook: Hook,
+    tables: u32,
 }
 
 impl FaultDevice {
     pub fn new(before_step: BeforeStep) -> FaultDevice {
-        FaultDevice { inner: CpuDevice::new(2, "auto").unwrap(), before_step }
+        let inner = CpuDevice::new(2, "auto").unwrap();
+        FaultDevice { inner, before_step, hook: Box::new(|_, _| {}), tables: 0 }
+    }
+
+    /// A device with a hook at every moment.
+    pub fn hooked(hook: impl FnMut(Moment, &mut CpuDevice) + Send + 'static) -> FaultDevice {
+        FaultDevice { hook: Box::new(hook), ..FaultDevice::new(Box::new(|_, _| {})) }
     }
 }
 
@@ -69,6 +93,9 @@ impl Device for FaultDevice {
     }
 
     fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
+        self.tables += 1;
+        let moment = Moment::Tables { call: self.tables, exec, blocks: inputs[0] };
+        (self.hook)(moment, &mut self.inner);
         self.inner.inputs_mut(exec, inputs)
     }
 
@@ -78,11 +105,17 @@ impl Device for FaultDevice {
 
     fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
         (self.before_step)(lease.step(), &mut self.inner);
-        self.inner.replay(exec, lease)
+        let step = lease.step();
+        self.tables = 0;
+        (self.hook)(Moment::Replay { step, exec }, &mut self.inner);
+        self.inner.replay(exec, lease)?;
+        (self.hook)(Moment::Replayed { step, exec }, &mut self.inner);
+        Ok(())
     }
 
     fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
         (self.before_step)(lease.step(), &mut self.inner);
+        self.tables = 0;
         self.inner.eager(exec, lease)
     }
 
@@ -117,7 +150,11 @@ impl Device for FaultDevice {
     }
 
     fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
-        self.inner.replay_op(exec, lease, op)
+        let step = lease.step();
+        (self.hook)(Moment::Replay { step, exec }, &mut self.inner);
+        self.inner.replay_op(exec, lease, op)?;
+        (self.hook)(Moment::Replayed { step, exec }, &mut self.inner);
+        Ok(())
     }
 
     fn digest_pages(
@@ -126,6 +163,7 @@ impl Device for FaultDevice {
         pages: &[u32],
         out: &mut [u64],
     ) -> Result<(), DeviceError> {
+        (self.hook)(Moment::Digest, &mut self.inner);
         self.inner.digest_pages(buffers, pages, out)
     }
 

@@ -1,0 +1,257 @@
+//! Closed pages against the digests taken when they closed.
+
+use super::evidence::{Finding, Seen};
+use super::schedule::Allowance;
+use lockstep_device::{Device, DeviceError, PageBuffer};
+use lockstep_flow::{Micros, PageId};
+use lockstep_pool::Pool;
+use lockstep_sched::Batch;
+
+/// Of the pages that a step reads, how many are looked at and how many are compared, at most; the
+/// next step goes on from there. Pages that come from the prefix cache are all looked at.
+const LOOK_MAX: usize = 64;
+const READ_MAX: usize = 4;
+/// The sweep: bytes a second beside steps and while there are none, and pages looked at in a turn.
+const BUSY_PER_S: u64 = 8 << 20;
+const IDLE_PER_S: u64 = 64 << 20;
+const SWEEP_LOOK_MAX: usize = 256;
+/// Pages that go to the device together.
+const BATCH: usize = 8;
+
+/// Digests of closed pages, taken and compared.
+#[derive(Debug)]
+pub struct Pages {
+    buffers: Vec<PageBuffer>,
+    page_bytes: u64,
+    /// A digest found true this long ago is compared again when its page is read, so that a page
+    /// that serves is never much longer out of sight. Zero: every page, at every step.
+    age: Micros,
+    due: Vec<(u32, Seen)>,
+    batch: Vec<u32>,
+    out: Vec<u64>,
+    /// Among the table entries of a step's rows, where looking goes on.
+    look: usize,
+    /// The page that the sweep looks at next.
+    cursor: u32,
+    swept: bool,
+    allowance: Allowance,
+    /// Page groups whose digest was taken.
+    pub closed: u64,
+    /// Their bytes.
+    pub closed_bytes: u64,
+    /// Times that the sweep has been over all pages.
+    pub sweeps: u64,
+}
+
+/// Checks made, bytes hashed, and the pages that failed.
+#[derive(Default, Debug)]
+pub struct Checked {
+    /// Page groups.
+    pub audits: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// What differs; empty and without memory where nothing does.
+    pub failed: Vec<(PageId, Finding)>,
+}
+
+impl Pages {
+    /// For pages of `buffers`, compared anew after `age`.
+    pub fn new(age: Micros, buffers: Vec<PageBuffer>, pages: usize) -> Pages {
+        let words = buffers.len();
+        let pages = if words > 0 { pages } else { 0 };
+        Pages {
+            page_bytes: buffers.iter().map(|b| b.page_bytes).sum(),
+            age,
+            due: Vec::with_capacity(2 * pages),
+            batch: Vec::with_capacity(BATCH),
+            out: vec![0; BATCH * words],
+            look: 0,
+            cursor: 0,
+            swept: false,
+            allowance: Allowance::default(),
+            closed: 0,
+            closed_bytes: 0,
+            sweeps: 0,
+            buffers,
+        }
+    }
+
+    /// Words of a page's digest.
+    pub fn words(&self) -> usize {
+        self.buffers.len()
+    }
+
+    fn is_due(&self, pool: &Pool, page: u32, now: Micros) -> bool {
+        let proven = pool.proven_at(PageId(page));
+        proven.is_some_and(|at| now.since(at) >= self.age)
+    }
+
+    /// Notes which pages of those that a planned step is about to read are to be compared.
+    pub fn note_reads(&mut self, pool: &Pool, batch: &Batch, now: Micros) {
+        self.due.clear();
+        for row in &batch.rows {
+            let fresh = pool.is_fresh(row.plan.slot);
+            if fresh || self.age == Micros(0) {
+                let seen = if fresh { Seen::Hit } else { Seen::Read };
+                for &page in pool.block_table(row.plan.slot) {
+                    if self.is_due(pool, page, now) {
+                        self.note(page, seen);
+                    }
+                }
+            }
+        }
+        if self.age > Micros(0) {
+            self.look_at_reads(pool, batch, now);
+        }
+        self.each_once();
+    }
+
+    /// Rows that share a prefix name its pages once each; the list has room for every page twice.
+    fn note(&mut self, page: u32, seen: Seen) {
+        if self.due.len() == self.due.capacity() {
+            self.each_once();
+        }
+        self.due.push((page, seen));
+    }
+
+    fn each_once(&mut self) {
+        self.due.sort_unstable_by_key(|(page, _)| *page);
+        self.due.dedup_by_key(|(page, _)| *page);
+    }
+
+    /// Looks at some of the pages that rows read, and goes on from there with the next step.
+    fn look_at_reads(&mut self, pool: &Pool, batch: &Batch, now: Micros) {
+        let table = |row: &lockstep_sched::SeqRow| pool.block_table(row.plan.slot);
+        let entries: usize = batch.rows.iter().map(|r| table(r).len()).sum();
+        if entries == 0 {
+            return;
+        }
+        let (first, mut left) = (self.look % entries, LOOK_MAX.min(entries));
+        let mut due = READ_MAX;
+        let all = batch.rows.iter().flat_map(table);
+        let again = batch.rows.iter().flat_map(table);
+        for &page in all.chain(again).skip(first) {
+            if left == 0 || due == 0 {
+                break;
+            }
+            (left, self.look) = (left - 1, self.look + 1);
+            if self.is_due(pool, page, now) {
+                self.note(page, Seen::Read);
+                due -= 1;
+            }
+        }
+        self.look %= entries;
+    }
+
+    /// Compares the digests of the pages that were noted.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn compare(
+        &mut self,
+        device: &mut dyn Device,
+        pool: &mut Pool,
+        now: Micros,
+    ) -> Result<Checked, DeviceError> {
+        let mut checked = Checked::default();
+        let words = self.buffers.len();
+        for due in self.due.chunks(BATCH) {
+            self.batch.clear();
+            self.batch.extend(due.iter().map(|(page, _)| *page));
+            let out = &mut self.out[..due.len() * words];
+            device.digest_pages(&self.buffers, &self.batch, out)?;
+            checked.audits += due.len() as u64;
+            checked.bytes += due.len() as u64 * self.page_bytes;
+            for ((page, seen), found) in due.iter().zip(out.chunks(words)) {
+                let id = PageId(*page);
+                let kept = pool.digest(id).expect("a page that is due has a digest");
+                if let Some(i) = (0..words).find(|&i| kept[i] != found[i]) {
+                    let buffer = self.buffers[i].name.clone();
+                    let (kept, found, seen) = (kept[i], found[i], *seen);
+                    let finding = Finding::Page { page: id, buffer, kept, found, seen };
+                    checked.failed.push((id, finding));
+                } else {
+                    pool.prove_page(id, now);
+                }
+            }
+        }
+        Ok(checked)
+    }
+
+    /// Takes the digests of the pages that have just closed, and compares those that were given
+    /// up for others of the same tokens.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn take_closed(
+        &mut self,
+        device: &mut dyn Device,
+        pool: &mut Pool,
+        now: Micros,
+    ) -> Result<Checked, DeviceError> {
+        let words = self.buffers.len();
+        while !pool.closed_pages().is_empty() {
+            self.batch.clear();
+            self.batch.extend(pool.closed_pages().iter().take(BATCH));
+            let out = &mut self.out[..self.batch.len() * words];
+            device.digest_pages(&self.buffers, &self.batch, out)?;
+            for (&page, digest) in self.batch.iter().zip(out.chunks(words)) {
+                pool.keep_digest(PageId(page), digest, now);
+            }
+            self.closed += self.batch.len() as u64;
+            self.closed_bytes += self.batch.len() as u64 * self.page_bytes;
+        }
+        let mut checked = Checked::default();
+        while let Some(merged) = pool.take_merged() {
+            let out = &mut self.out[..words];
+            device.digest_pages(&self.buffers, &[merged.own.0], out)?;
+            // The page that took its place can have been given up as well, in the same step.
+            let Some(kept) = pool.digest(merged.known) else { continue };
+            checked.audits += 1;
+            checked.bytes += self.page_bytes;
+            if let Some(i) = (0..words).find(|&i| kept[i] != out[i]) {
+                let (of_own, of_known) = (out[i], kept[i]);
+                let buffer = self.buffers[i].name.clone();
+                let (own, known) = (merged.own, merged.known);
+                let finding = Finding::Merge { own, known, buffer, of_own, of_known };
+                checked.failed.push((known, finding));
+            }
+        }
+        Ok(checked)
+    }
+
+    /// Compares the next pages that there is time for, whoever reads them.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn sweep(
+        &mut self,
+        device: &mut dyn Device,
+        pool: &mut Pool,
+        idle: bool,
+        now: Micros,
+    ) -> Result<Checked, DeviceError> {
+        self.due.clear();
+        if self.buffers.is_empty() {
+            return Ok(Checked::default());
+        }
+        let per_second = if idle { IDLE_PER_S } else { BUSY_PER_S };
+        for _ in 0..SWEEP_LOOK_MAX {
+            if self.is_due(pool, self.cursor, now) {
+                if !self.allowance.take(self.page_bytes, per_second, now) {
+                    break;
+                }
+                self.due.push((self.cursor, Seen::Sweep));
+                self.swept = true;
+            }
+            self.cursor += 1;
+            if self.cursor >= pool.config().pages {
+                self.cursor = 0;
+                // A pass over pages that were all looked at lately is not counted.
+                self.sweeps += u64::from(core::mem::take(&mut self.swept));
+                break;
+            }
+        }
+        self.compare(device, pool, now)
+    }
+}

@@ -1,0 +1,185 @@
+//! Where the audit meets the step loop: before a step reads, around its run, once it is complete,
+//! and while nothing runs.
+
+use super::evidence::{Evidence, Finding};
+use super::pages::Checked;
+use super::trace::first_op;
+use super::twin::Step;
+use crate::core::{Core, tables};
+use lockstep_device::{DeviceError, ExecId, Mode};
+use lockstep_flow::status::Health;
+use lockstep_flow::{AuditPart, Failure, Micros, OnMismatch};
+use lockstep_pool::StepLease;
+
+impl Core {
+    /// Compares pages that the planned step is about to read. A page that fails is condemned, and
+    /// the step goes without its readers. Call it while no step is in flight.
+    ///
+    /// # Errors
+    /// The device has failed; every live request has been told.
+    pub(crate) fn audit_reads(&mut self, now: Micros) -> Result<(), DeviceError> {
+        if self.audit.rate == 0 {
+            return Ok(());
+        }
+        let Some(batch) = self.sched.planned_step() else { return Ok(()) };
+        self.audit.pages.note_reads(self.sched.pool(), batch, now);
+        let pool = self.sched.pool_mut();
+        let checked = self.audit.pages.compare(self.device.as_mut(), pool, now);
+        self.pages_checked(checked)
+    }
+
+    /// Runs the step, with the audit around it where it was chosen.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(crate) fn run_audited(
+        &mut self,
+        at: usize,
+        lease: &StepLease,
+        now: Micros,
+    ) -> Result<(), DeviceError> {
+        self.audit.verdict = None;
+        let chosen = self.audit.schedule.choose(at, now);
+        if chosen || self.generation.buckets[at].quarantined {
+            self.audit_tables(at, lease);
+        }
+        let bucket = &self.generation.buckets[at];
+        let captured = !self.eager && !bucket.quarantined && bucket.mode == Mode::Captured;
+        match bucket.twin.filter(|_| chosen && captured) {
+            Some(twin) => self.run_beside_twin(at, twin, lease, now),
+            None => self.run(at, lease),
+        }
+    }
+
+    /// Compares the step's tables with what its lease stands for. One that differs is put right,
+    /// and its bucket leaves service; from then on its tables are compared at every step.
+    fn audit_tables(&mut self, at: usize, lease: &StepLease) {
+        let bucket = &mut self.generation.buckets[at];
+        let (mut step_tables, _) = tables(self.device.as_mut(), bucket.exec, &bucket.io);
+        let bytes = step_tables.bytes();
+        let found = self.sched.verify_tables(lease, &mut step_tables);
+        self.audit.findings.checked(AuditPart::Tables, 1, bytes);
+        if let Err(e) = found {
+            let rewritten = self.sched.rewrite_tables(lease, &mut step_tables);
+            rewritten.expect("the lease is the last one and its tables have had this shape");
+            bucket.quarantined = true;
+            let step = Some((lease.generation(), bucket.key));
+            self.mismatch(Evidence { step, finding: Finding::Table(e) });
+        }
+    }
+
+    fn run_beside_twin(
+        &mut self,
+        at: usize,
+        twin: ExecId,
+        lease: &StepLease,
+        now: Micros,
+    ) -> Result<(), DeviceError> {
+        let bucket = self.generation.buckets[at].clone();
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        let step = Step { bucket: &bucket, twin, batch, lease };
+        self.audit.twin.prepare(self.device.as_mut(), &step, self.sched.pool())?;
+        self.run(at, lease)?;
+        let batch = self.sched.oldest_step().expect("a step is in flight");
+        let step = Step { bucket: &bucket, twin, batch, lease };
+        let point = self.audit.twin.compare(self.device.as_mut(), &step)?;
+        let compared = self.audit.twin.compared;
+        self.audit.findings.checked(AuditPart::Twin, 1, compared);
+        self.audit.schedule.audited(at, now, point.is_some());
+        if let Some(point) = point {
+            let trace = first_op(self.device.as_mut(), &step, &self.audit.twin);
+            let requests = self.audit.twin.suspect_rows();
+            let finding = Finding::Twin { point, trace, requests };
+            self.audit.verdict = Some(failure(&finding));
+            self.generation.buckets[at].quarantined = true;
+            let step = Some((lease.generation(), bucket.key));
+            self.mismatch(Evidence { step, finding });
+        }
+        Ok(())
+    }
+
+    /// Takes the digests of pages that have just closed and goes on with the sweeps. Call it once
+    /// a step is complete and before the next is planned.
+    ///
+    /// # Errors
+    /// The device has failed; every live request has been told.
+    pub(crate) fn audit_complete(&mut self, now: Micros) -> Result<(), DeviceError> {
+        if self.audit.rate == 0 {
+            return Ok(());
+        }
+        let pool = self.sched.pool_mut();
+        let checked = self.audit.pages.take_closed(self.device.as_mut(), pool, now);
+        self.pages_checked(checked)?;
+        self.audit_sweep(false, now)
+    }
+
+    /// The sweeps, while nothing runs. A device that fails here fails the engine.
+    pub(crate) fn audit_idle(&mut self) {
+        let now = self.clock.now();
+        if self.audit.rate == 0 {
+            return;
+        }
+        if let Err(e) = self.audit_sweep(true, now) {
+            self.fail(&e.to_string());
+        }
+    }
+
+    fn audit_sweep(&mut self, idle: bool, now: Micros) -> Result<(), DeviceError> {
+        let pool = self.sched.pool_mut();
+        let checked = self.audit.pages.sweep(self.device.as_mut(), pool, idle, now);
+        self.pages_checked(checked)?;
+        let swept = self.audit.weights.sweep(self.device.as_mut(), idle, now);
+        let (audits, bytes, finding) = swept.map_err(|e| self.device_failed(e))?;
+        self.audit.findings.checked(AuditPart::Weights, audits, bytes);
+        if let Some(finding) = finding {
+            // Every step reads the weights, captured or eager: nothing can go around them.
+            let failure = failure(&finding);
+            self.mismatch(Evidence { step: None, finding });
+            self.close_for(&failure);
+            self.abort_all(&failure);
+            self.audit.weights.stop();
+        }
+        Ok(())
+    }
+
+    /// Counts page checks and condemns what failed.
+    fn pages_checked(&mut self, checked: Result<Checked, DeviceError>) -> Result<(), DeviceError> {
+        let checked = checked.map_err(|e| self.device_failed(e))?;
+        self.audit.findings.checked(AuditPart::Pages, checked.audits, checked.bytes);
+        for (page, finding) in checked.failed {
+            let failure = failure(&finding);
+            self.mismatch(Evidence { step: None, finding });
+            self.sched.condemn_page(page, &failure);
+            self.deliver(None);
+        }
+        Ok(())
+    }
+
+    /// Keeps evidence, and follows the policy.
+    fn mismatch(&mut self, evidence: Evidence) {
+        let failure = failure(&evidence.finding);
+        self.audit.findings.found(evidence);
+        if self.audit.on_mismatch == OnMismatch::Stop {
+            self.close_for(&failure);
+        }
+    }
+
+    /// Takes nothing new from now on, for all to see. What runs goes on.
+    fn close_for(&mut self, failure: &Failure) {
+        let why = failure.to_string();
+        self.shared.close(&why);
+        self.sched.close(why.clone());
+        self.shared.update(|status| status.health = Health::Failed { why });
+    }
+
+    fn device_failed(&mut self, e: DeviceError) -> DeviceError {
+        let what = e.to_string();
+        self.shared.close(&what);
+        self.abort_all(&Failure::Engine { what });
+        e
+    }
+}
+
+fn failure(finding: &Finding) -> Failure {
+    Failure::Audit { part: finding.part(), what: finding.to_string() }
+}
