@@ -5,7 +5,7 @@ import threading
 import unittest
 from urllib.parse import urlsplit
 
-from harness import browser, metrics, servers
+from harness import browser, client, metrics, servers
 
 HOSTILE = (
     "<img src=x onerror=\"window.pwned=1\">'\"><script>window.pwned=1</script>"
@@ -244,6 +244,50 @@ class UiWithAKey(unittest.TestCase):
             self.assertIn("SmolLM2", page.eval("document.querySelector('h1').textContent"))
             self.assertFalse([u for u in page.requests if "sesame" in u])
             self.assertEqual(page.eval("document.cookie + localStorage.length"), "0")
+
+
+class UiWithAlarms(unittest.TestCase):
+    def raised(self, server):
+        samples = metrics.read(server.client.get("/metrics"))
+        return {
+            dict(labels)["alarm"] for (name, labels), value in samples.items()
+            if name == "lockstep_alarm" and value
+        }
+
+    def shown(self, page, verdict):
+        page.until(f"document.getElementById('verdict').className === '{verdict}'")
+        items = page.eval("[...document.querySelectorAll('#alarms li')].map(a => [a.dataset.alarm, a.textContent])")
+        for name, text in items:
+            self.assertIn("To do:", text, name)
+        return {name for name, _ in items}
+
+    def test_what_is_wrong_stands_first_with_what_to_do(self):
+        flags = ["--audit-rate", 0, "--max-running-requests", 1, "--max-queued-requests", 1]
+        with servers.lockstep(*flags, name="ui-alarms") as server, browser.Browser() as page:
+            page.open(f"http://127.0.0.1:{server.port}/ui")
+            self.assertEqual(self.shown(page, "look"), {"audit_off"})
+            self.assertEqual(self.raised(server), {"audit_off"})
+            body = {"prompt": "Count:", "max_tokens": 60, "ignore_eos": True}
+
+            def ask():
+                try:
+                    server.client.post("/v1/completions", body)
+                except client.Refused as refused:
+                    statuses.append(refused.status)
+
+            statuses = []
+            threads = [threading.Thread(target=ask) for _ in range(5)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(set(statuses), {429})
+            self.assertEqual(self.shown(page, "act"), {"queue_full", "audit_off"})
+            self.assertEqual(self.raised(server), {"queue_full", "audit_off"})
+            self.assertIn("queue full", page.eval("document.title"))
+            page.screenshot(servers.out_dir() / "ui-alarms.png")
+            log = server.log()
+            self.assertIn('event="alarm_raised" alarm="queue_full"', log)
 
 
 class UiWithoutAServer(unittest.TestCase):

@@ -77,8 +77,9 @@ fn share(part: &Value, whole: &Value) -> String {
     if whole == 0.0 { "-".into() } else { format!("{:.1}%", 100.0 * part / whole) }
 }
 
+/// A server's words, without what a terminal would obey: names come from model files.
 fn text(value: &Value) -> String {
-    value.as_str().unwrap_or("?").to_owned()
+    value.as_str().unwrap_or("?").replace(char::is_control, "\u{fffd}")
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -329,6 +330,9 @@ mod tests {
         at(
             "generation 3 is rejected: 0 of 16 buckets captured, 0 steps; decode.graph-max-bs 32 -> 96; no memory",
         );
+        let name = json!({"served_model_name": "\u{1b}[2Jmodel\r"});
+        let page = super::page(&name, &e);
+        assert!(page.contains("\u{fffd}[2Jmodel\u{fffd}, "), "{page}");
         let off = json!({"health": "serving", "audit": {"rate": 0}});
         assert!(super::page(&json!({}), &off).contains("audit     off"));
     }
