@@ -105,9 +105,11 @@ function judge({ engine: e, alarms, model_name: name }) {
   if (alarms.length === 0) {
     verdict("well", "✓", "All is well", `Serving. ${load}. ${c.decode_steps ? `${captured} of decode steps captured.` : "No step yet."}`);
   } else {
-    const act = alarms.some((a) => a.level === "act");
-    const count = alarms.length === 1 ? "One thing" : `${alarms.length} things`;
-    verdict(act ? "act" : "look", "!", act ? `${count} to do now` : `${count} to look at`, `${e.health[0].toUpperCase()}${e.health.slice(1)}. ${load}.`, alarms);
+    const act = alarms.filter((a) => a.level === "act").length;
+    const things = (n) => (n === 1 ? "One thing" : `${n} things`);
+    const look = alarms.length - act;
+    const now = `${things(act)} to do now${look ? `, ${look} to look at` : ""}`;
+    verdict(act ? "act" : "look", "!", act ? now : `${things(look)} to look at`, `${e.health[0].toUpperCase()}${e.health.slice(1)}. ${load}.`, alarms);
   }
   const sign = alarms.length === 0 ? "OK" : `! ${alarms[0].alarm.replaceAll("_", " ")}`;
   document.title = `${sign} · ${rate} · ${name}`;
