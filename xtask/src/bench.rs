@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: builds both sides and hands over to `bench/side_by_side.py`.
+//! `cargo xtask bench`: builds both sides and hands over to `bench/side_by_side.py`;
+//! `cargo xtask bench audit` prices the audit.
 
 use crate::args::{Outcome, Stop};
 use crate::metadata::Metadata;
@@ -10,9 +11,15 @@ use std::time::Duration;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// The command; `args` go to the script.
+/// The command; `args` go to the script, or after `audit` to the example that prices the audit.
 pub fn main(args: &[String]) -> Outcome {
     let root = root();
+    if let Some(("audit", args)) = args.split_first().map(|(first, args)| (first.as_str(), args)) {
+        let example = ["run", "--release", "--locked", "-p", "lockstep-engine", "--example"];
+        let mut run = cargo(&root);
+        run.args(example).args(["audit_cost", "--"]).args(args);
+        return must(&mut run, BUILD_LIMIT, "the price of the audit");
+    }
     must(
         cargo(&root).args(["build", "--release", "--locked", "-p", "lockstep-cli"]),
         BUILD_LIMIT,

@@ -126,7 +126,7 @@ impl Core {
         to.failed = sched.failed.saturating_sub(step.cancelled);
         to.preemptions = sched.preemptions;
         to.audits = self.audit.part(AuditPart::Twin).audits;
-        to.audit_mismatches = self.audit.mismatches();
+        to.audit_mismatches = self.audit.findings();
         to.evicted_pages = self.sched.pool().counters().pages_evicted;
     }
 

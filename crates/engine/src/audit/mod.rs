@@ -82,10 +82,9 @@ impl Audit {
         device: &mut dyn Device,
         generation: &Generation,
     ) -> Result<(), DeviceError> {
-        if self.rate > 0 {
-            let plans = generation.buckets.iter().map(|b| b.proven.plan());
-            self.weights = Weights::take(device, Micros(2 * self.age.0), plans)?;
-        }
+        // Also where the audit is off: a generation that turns it on finds them here.
+        let plans = generation.buckets.iter().map(|b| b.proven.plan());
+        self.weights = Weights::take(device, Micros(2 * self.age.0), plans)?;
         Ok(())
     }
 
@@ -94,10 +93,14 @@ impl Audit {
         self.pages.words()
     }
 
-    /// Another generation is live: what was known of its buckets begins anew.
-    #[allow(dead_code)]
-    pub fn flipped(&mut self, buckets: usize) {
-        self.schedule = Schedule::new(self.rate, buckets);
+    /// Goes on with another generation, whose buckets have not been audited yet, at its knobs'
+    /// rate and policy. Takes the memory that its steps need.
+    fn follow(&mut self, knobs: &Knobs, generation: &Generation) {
+        let next = Audit::new(knobs, generation);
+        let before = core::mem::replace(self, next);
+        self.findings = before.findings;
+        self.weights = before.weights.every(Micros(2 * self.age.0));
+        self.pages.resume(&before.pages);
     }
 
     /// What row `row` of the step that has just run ends with, where its result is not to be
@@ -112,8 +115,8 @@ impl Audit {
         self.findings.parts[part as usize]
     }
 
-    /// Checks that found a difference.
-    pub fn mismatches(&self) -> u64 {
+    /// Checks of all parts that found a difference.
+    pub fn findings(&self) -> u64 {
         self.findings.parts.iter().map(|p| p.mismatches).sum()
     }
 

@@ -76,6 +76,13 @@ impl Pages {
         }
     }
 
+    /// Counts on from where another generation's audit of the same pages ended.
+    pub fn resume(&mut self, before: &Pages) {
+        (self.look, self.cursor, self.swept) = (before.look, before.cursor, before.swept);
+        (self.closed, self.closed_bytes) = (before.closed, before.closed_bytes);
+        self.sweeps = before.sweeps;
+    }
+
     /// Words of a page's digest.
     pub fn words(&self) -> usize {
         self.buffers.len()

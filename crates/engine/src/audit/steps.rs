@@ -5,6 +5,7 @@ use super::evidence::{Evidence, Finding};
 use super::pages::Checked;
 use super::trace::first_op;
 use super::twin::Step;
+use crate::Knobs;
 use crate::core::{Core, tables};
 use lockstep_device::{DeviceError, ExecId, Mode};
 use lockstep_flow::status::Health;
@@ -111,6 +112,22 @@ impl Core {
         let checked = self.audit.pages.take_closed(self.device.as_mut(), pool, now);
         self.pages_checked(checked)?;
         self.audit_sweep(false, now)
+    }
+
+    /// Another generation is live: the audit goes on with its buckets and knobs. Where it is turned
+    /// on, pages that have closed before have no digest; where it is turned off, none is kept.
+    #[allow(dead_code)]
+    pub(crate) fn audit_follow(&mut self, knobs: &Knobs) {
+        let before = self.audit.page_digest_words();
+        self.audit.follow(knobs, &self.generation);
+        let words = self.audit.page_digest_words();
+        if words != before {
+            self.sched.pool_mut().keep_digests(words);
+        }
+        let (rate, on_mismatch) = (self.audit.rate, self.audit.on_mismatch);
+        self.shared.update(|status| {
+            (status.audit.rate, status.audit.on_mismatch) = (rate, on_mismatch);
+        });
     }
 
     /// The sweeps, while nothing runs. A device that fails here fails the engine.

@@ -62,6 +62,11 @@ impl Weights {
         Ok(weights)
     }
 
+    /// The same, with passes at most so often.
+    pub fn every(self, every: Micros) -> Weights {
+        Weights { every, ..self }
+    }
+
     /// Nothing more is compared: what was found is enough.
     pub fn stop(&mut self) {
         self.list.clear();
