@@ -143,7 +143,7 @@ pub enum PlanCmd {
 /// `plan show`.
 #[derive(Args, Debug)]
 pub struct PlanShowArgs {
-    /// Which bucket, as status names it: decode-8, t512-s1-r1
+    /// Which bucket, as status names it: decode-8, t288-s256-r256
     #[arg(long, default_value = "decode-1")]
     pub bucket: String,
     /// Settings file [default: lockstep.toml, where it exists]

@@ -41,7 +41,14 @@ pub fn of_engine(settings: &Settings, e: EngineError) -> Failure {
         EngineError::Knob { name, found, expected } => {
             failure(settings, name, &format!("it is {found}; it must be {expected}"))
         }
-        EngineError::KvMemory { .. } => failure(settings, "pool.kv-memory", &e.to_string()),
+        EngineError::KvMemory { kv_bytes, page_bytes, pages_min } => {
+            let needed = page_bytes * u64::from(*pages_min);
+            let what = format!(
+                "it is {kv_bytes} bytes, and this model needs {needed} at least ({pages_min} \
+                 pages of {page_bytes})"
+            );
+            failure(settings, "pool.kv-memory", &what)
+        }
         EngineError::Sched(SchedError::Config { what, found, min, max }) => {
             match knob_of_bound(what) {
                 Some(name) => {
@@ -82,6 +89,15 @@ mod tests {
         let knob = lockstep_flow::knobs::find(name).unwrap();
         settings.set(knob, value, source).unwrap();
         settings
+    }
+
+    #[test]
+    fn a_pool_too_small_says_what_the_model_needs() {
+        let e = EngineError::KvMemory { kv_bytes: 1 << 20, page_bytes: 737_408, pages_min: 3 };
+        let failure = of_engine(&with("pool.kv-memory", "1MiB", Source::Flag), e);
+        assert_eq!(failure.exit, Exit::Usage);
+        assert!(failure.message.starts_with("--kv-memory "), "{}", failure.message);
+        assert!(failure.message.contains("needs 2212224 at least"), "{}", failure.message);
     }
 
     /// `--context-length 1` once said that `context_tokens_max` is 1, and exited with 1.

@@ -29,7 +29,10 @@ fn unexpected(doing: &str, e: impl std::fmt::Display) -> Failure {
 
 fn start_log(json: bool) {
     // LOCKSTEP_LOG takes tracing's filters: debug, lockstep_serve=trace, ...
-    let filter = EnvFilter::try_from_env("LOCKSTEP_LOG").unwrap_or_else(|_| "info".into());
+    let asked = std::env::var("LOCKSTEP_LOG").ok().filter(|text| !text.is_empty());
+    let filter = asked.as_deref().map_or_else(|| Ok("info".into()), EnvFilter::try_new);
+    let fault = filter.as_ref().err().map(ToString::to_string);
+    let filter = filter.unwrap_or_else(|_| "info".into());
     // A log that cannot be written must not end the server, and its errors have nowhere to go.
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -40,6 +43,9 @@ fn start_log(json: bool) {
     } else {
         let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         log.with_target(false).with_ansi(colours).init();
+    }
+    if let Some(fault) = fault {
+        tracing::warn!("LOCKSTEP_LOG is no filter ({fault}); logging at info");
     }
 }
 

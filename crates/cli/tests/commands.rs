@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{lockstep, temp_dir};
+use common::{lockstep, temp_dir, tiny};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -112,11 +112,11 @@ fn a_pipe_in_place_of_a_file_is_refused_at_once() {
     assert_eq!(out.status.code(), Some(3), "{}", words(&out));
     let out = run(&dir, &["pull", "--from", "fifo.gguf"], &[("LOCKSTEP_MODELS", "store")]);
     assert_eq!(out.status.code(), Some(4), "{}", words(&out));
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/llama");
+    let llama = tiny("llama");
     for pipe in ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"] {
         let folder = dir.join(format!("with-{pipe}"));
         std::fs::create_dir(&folder).unwrap();
-        for entry in std::fs::read_dir(&tiny).unwrap() {
+        for entry in std::fs::read_dir(&llama).unwrap() {
             let entry = entry.unwrap();
             std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
         }
@@ -136,10 +136,10 @@ fn a_pipe_in_place_of_a_file_is_refused_at_once() {
 #[test]
 fn a_knob_that_cannot_work_is_named_as_the_operator_knows_it() {
     let dir = temp_dir("knobs");
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/llama");
-    let tiny = tiny.to_str().unwrap();
+    let llama = tiny("llama");
+    let llama = llama.to_str().unwrap();
     let serve = |args: &[&str], env: &[(&str, &str)]| {
-        run(&dir, &[&["serve", "--port", "0", "--model", tiny], args].concat(), env)
+        run(&dir, &[&["serve", "--port", "0", "--model", llama], args].concat(), env)
     };
     for (flag, value) in [
         ("--context-length", "1"),
@@ -160,6 +160,16 @@ fn a_knob_that_cannot_work_is_named_as_the_operator_knows_it() {
     assert!(words(&out).contains("LOCKSTEP_MODEL_CONTEXT_LENGTH"), "{}", words(&out));
     let out = serve(&[], &[("LOCKSTEP_SERVER_API_KEY", "")]);
     assert_eq!(out.status.code(), Some(3), "{}", words(&out));
+}
+
+/// A filter that does not parse was once taken for none.
+#[test]
+fn a_log_filter_that_does_not_parse_is_said() {
+    let dir = temp_dir("logfilter");
+    let out =
+        run(&dir, &["serve", "--model", "none.gguf", "--port", "0"], &[("LOCKSTEP_LOG", "a[=")]);
+    assert_eq!(out.status.code(), Some(4));
+    assert!(words(&out).contains("LOCKSTEP_LOG is no filter"), "{}", words(&out));
 }
 
 #[test]

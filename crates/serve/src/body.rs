@@ -27,7 +27,8 @@ async fn next(body: &mut Body) -> Option<Result<Bytes, axum::Error>> {
     }
 }
 
-async fn discard(body: &mut Body) {
+/// Reads and drops a body, within bounds.
+pub async fn discard(body: &mut Body) {
     let mut bytes = 0;
     let all = async {
         while let Some(Ok(data)) = next(body).await {

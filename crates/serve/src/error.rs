@@ -35,6 +35,12 @@ pub enum ApiError {
     BodyTooLarge { limit_bytes: usize },
     /// 415: an admin route that wants JSON said so.
     MediaType,
+    /// 415: the body is in a coding that is not read here.
+    ContentEncoding { found: String },
+    /// 501: the transfer is in a coding that is not read here.
+    TransferEncoding { found: String },
+    /// 417: an expectation that is not met here.
+    Expectation { found: String },
     /// 400, 429 or 503: not admitted. `param` is where the prompt came from.
     Refused { refusal: Refusal, param: &'static str },
     /// 499, 500, 503 or 504: admitted, then it failed.
@@ -73,7 +79,9 @@ impl ApiError {
             ApiError::Method { .. } => 405,
             ApiError::BodyTimeout { .. } => 408,
             ApiError::BodyTooLarge { .. } => 413,
-            ApiError::MediaType => 415,
+            ApiError::MediaType | ApiError::ContentEncoding { .. } => 415,
+            ApiError::Expectation { .. } => 417,
+            ApiError::TransferEncoding { .. } => 501,
             ApiError::Refused { refusal: Refusal::QueueFull { .. }, .. } => 429,
             ApiError::Refused { refusal: Refusal::NotServing { .. }, .. } => 503,
             ApiError::Refused { .. } => 400,
@@ -113,6 +121,9 @@ impl ApiError {
             ApiError::BodyTimeout { .. } => "body_timeout",
             ApiError::BodyTooLarge { .. } => "body_too_large",
             ApiError::MediaType => "json_required",
+            ApiError::ContentEncoding { .. } => "unsupported_content_encoding",
+            ApiError::TransferEncoding { .. } => "unsupported_transfer_encoding",
+            ApiError::Expectation { .. } => "unsupported_expectation",
             ApiError::Refused { refusal, .. } => match refusal {
                 Refusal::QueueFull { .. } => "queue_full",
                 Refusal::NotServing { .. } => "not_serving",
@@ -185,6 +196,17 @@ impl fmt::Display for ApiError {
             ApiError::MediaType => {
                 f.write_str("admin routes take a JSON body: send Content-Type: application/json")
             }
+            ApiError::ContentEncoding { found } => write!(
+                f,
+                "the body's Content-Encoding is '{found}', which is not read here; send it as it is"
+            ),
+            ApiError::TransferEncoding { found } => write!(
+                f,
+                "the Transfer-Encoding '{found}' is not read here; send chunked or Content-Length"
+            ),
+            ApiError::Expectation { found } => {
+                write!(f, "the expectation '{found}' is not met here; only 100-continue is")
+            }
             ApiError::Refused { refusal, .. } => refusal.fmt(f),
             ApiError::Failed(failure) => failure.fmt(f),
             ApiError::Unhealthy { what } => write!(f, "unhealthy: {what}"),
@@ -208,7 +230,14 @@ impl IntoResponse for ApiError {
             ApiError::Refused { refusal: Refusal::QueueFull { retry_after_s, .. }, .. } => {
                 put(header::RETRY_AFTER, HeaderValue::from(*retry_after_s));
             }
-            ApiError::BodyTimeout { .. } | ApiError::BodyTooLarge { .. } => {
+            ApiError::ContentEncoding { .. } => {
+                put(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+                put(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            ApiError::BodyTimeout { .. }
+            | ApiError::BodyTooLarge { .. }
+            | ApiError::TransferEncoding { .. }
+            | ApiError::Expectation { .. } => {
                 put(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -4,8 +4,9 @@ use crate::app::{App, Shared};
 use crate::error::ApiError;
 use crate::state;
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::http::header;
+use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
 use lockstep_flow::knobs::Value as KnobValue;
 use lockstep_flow::settings::Setting;
@@ -31,11 +32,19 @@ pub async fn models(State(app): State<Shared>) -> Json<Value> {
     Json(json!({"object": "list", "data": [card(&app)]}))
 }
 
+fn raw_id(uri: &Uri) -> String {
+    let path = uri.path();
+    path.strip_prefix("/v1/models/").unwrap_or(path).chars().take(200).collect()
+}
+
 /// `GET /v1/models/{id}`; the id may hold slashes.
 pub async fn model(
     State(app): State<Shared>,
-    Path(id): Path<String>,
+    uri: Uri,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    // A name that is no text is the name of no model, as it stands in the path.
+    let id = id.map_or_else(|_| raw_id(&uri), |Path(id)| id);
     if app.is_served(&id) {
         Ok(Json(card(&app)))
     } else {
@@ -168,8 +177,10 @@ const SECTIONS: [&str; 7] = ["all", "core", "memory", "queues", "spec", "lora", 
 /// this server does not run (spec, lora, disagg) are accepted and absent.
 pub async fn loads(
     State(app): State<Shared>,
-    Query(query): Query<HashMap<String, String>>,
+    query: Result<Query<HashMap<String, String>>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Query(query) =
+        query.map_err(|_| ApiError::field("query", "must be include=SECTIONS&format=FORMAT"))?;
     let include = query.get("include").map_or("core", String::as_str);
     let include: Vec<&str> = include.split(',').map(str::trim).collect();
     if let Some(unknown) = include.iter().find(|i| !SECTIONS.contains(i)) {

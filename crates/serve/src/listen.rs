@@ -1,27 +1,27 @@
 //! Sockets: accepting, time-outs, graceful end.
 
+use crate::socket::{Exchange, Socket};
 use axum::Router;
+use core::convert::Infallible;
 use core::fmt;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Sleep, sleep};
+use tokio::time::sleep;
 
 /// From a connection's idle moment to the end of its next request's head.
 const HEAD_SECONDS: u64 = 60;
-/// A client that takes no byte of its answer for this long is gone.
-const WRITE_STALL_SECONDS: u64 = 120;
 /// Bytes of a request head, and of the read buffer.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
@@ -109,12 +109,19 @@ fn is_clients(e: &io::Error) -> bool {
 
 async fn connection(stream: TcpStream, router: Router, mut stopping: watch::Receiver<bool>) {
     let peer = stream.peer_addr().ok();
-    let io = TokioIo::new(Stalling { stream, stalled: None });
+    let exchange = Exchange::default();
+    let io = TokioIo::new(Socket::new(stream, exchange.clone()));
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let answer = router.call(request.map(|body| exchange.request(body)));
+        let exchange = exchange.clone();
+        async move { Ok::<_, Infallible>(answer.await?.map(|body| exchange.answer(body))) }
+    });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_secs(HEAD_SECONDS))
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .serve_connection(io, service);
     let mut served = pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,
@@ -131,66 +138,4 @@ async fn connection(stream: TcpStream, router: Router, mut stopping: watch::Rece
 /// Returns once a stop was asked for; an error means that the server is gone, which is one too.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
-}
-
-/// A socket whose writes fail once the peer has taken nothing for a while.
-struct Stalling {
-    stream: TcpStream,
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl Stalling {
-    fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.stalled = None;
-            return poll;
-        }
-        let limit = || Box::pin(sleep(Duration::from_secs(WRITE_STALL_SECONDS)));
-        match self.stalled.get_or_insert_with(limit).as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl AsyncRead for Stalling {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Stalling {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.watch(cx, poll)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.watch(cx, poll)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }

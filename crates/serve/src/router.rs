@@ -2,7 +2,7 @@
 
 use crate::app::Shared;
 use crate::error::ApiError;
-use crate::{auth, chat, completions, info, ops, probe, tokens, ui};
+use crate::{auth, chat, completions, head, info, ops, probe, tokens, ui};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
@@ -33,6 +33,7 @@ pub fn router(app: Shared) -> Router {
         .route("/abort_request", post(ops::abort_request))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
+        .layer(middleware::from_fn(head::layer))
         .layer(middleware::from_fn_with_state(app.clone(), auth::layer))
         .layer(middleware::from_fn_with_state(app.clone(), observe))
         .with_state(app)

@@ -266,6 +266,44 @@ fn routes_and_methods_that_do_not_exist() {
 }
 
 #[test]
+fn a_model_name_that_is_no_text_is_404_in_the_usual_shape() {
+    let server = Server::start();
+    for path in ["/v1/models/%ff", "/v1/models/%C3%28", "/v1/models/a%ff/b", "/v1/models/none"] {
+        let (status, code, param) = server.get(path).error();
+        assert_eq!((status, code.as_str()), (404, "model_not_found"), "{path}");
+        assert_eq!(param.as_deref(), Some("model"));
+    }
+    for path in ["/v1/loads?include=%ff", "/v1/loads?format=%ff", "/v1/loads?include"] {
+        assert_eq!(server.get(path).error().0, 400, "{path}");
+    }
+}
+
+/// A body in a coding was once read as if it were in none, and called invalid JSON.
+#[test]
+fn codings_and_expectations_that_are_not_met_are_refused() {
+    let server = Server::start();
+    let body = b"{\"messages\": [{\"role\": \"user\", \"content\": \"[[ok]]\"}]}";
+    for (header, value, want) in [
+        ("Content-Encoding", "gzip", (415, "unsupported_content_encoding")),
+        ("Content-Encoding", "identity, br", (415, "unsupported_content_encoding")),
+        ("Expect", "foo", (417, "unsupported_expectation")),
+    ] {
+        let mut client = server.client();
+        client.send("POST", CHAT, &[(header, value)], body);
+        let (status, code, _) = client.answer().error();
+        assert_eq!((status, code.as_str()), want, "{header}: {value}");
+        assert!(client.is_closed());
+    }
+    let mut client = server.client();
+    client.send("POST", CHAT, &[("Transfer-Encoding", "gzip, chunked")], b"0\r\n\r\n");
+    assert_eq!(client.answer().error().0, 501);
+    let mut client = server.client();
+    client.send("POST", CHAT, &[("Content-Encoding", "identity")], body);
+    assert_eq!(client.answer().status, 200);
+    still_serves(&server);
+}
+
+#[test]
 fn a_body_that_is_too_large_is_413() {
     let server = Server::start();
     // Announced: refused without being kept, and the client that sends it anyway sees why.

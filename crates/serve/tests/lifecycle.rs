@@ -5,6 +5,7 @@ mod common;
 use common::{Server, ToyConfig, wait_until};
 use lockstep_serve::Engine;
 use serde_json::{Value, json};
+use std::net::Shutdown;
 use std::time::Duration;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -68,6 +69,65 @@ fn the_first_step_after_a_client_left_ends_its_request() {
     wait_until("its pages are free", || used_pages(&server) == 0);
     wait_until("it is counted", || server.toy_counters().cancelled == 1);
     assert!(server.toy.steps() <= before + 2, "one step, and the one that may have been running");
+}
+
+/// A client that ends its sending after its request was once taken for one that had left.
+#[test]
+fn a_client_that_only_sends_no_more_gets_its_answer() {
+    let server = Server::with(slow(), &[]);
+    for stream in [false, true] {
+        let mut client = server.client();
+        let mut body = endless(stream);
+        body["max_tokens"] = json!(100);
+        client.send("POST", CHAT, &[], body.to_string().as_bytes());
+        client.stream.shutdown(Shutdown::Write).unwrap();
+        let answer = client.answer();
+        assert_eq!(answer.status, 200);
+        if stream {
+            let finish = answer
+                .events()
+                .into_iter()
+                .rev()
+                .find_map(|e| e["choices"][0]["finish_reason"].as_str().map(str::to_owned));
+            assert_eq!(finish.as_deref(), Some("length"));
+        } else {
+            assert_eq!(answer.json()["usage"]["completion_tokens"], 100);
+        }
+        assert!(client.is_closed(), "nothing can follow");
+    }
+    // And of a request without a body.
+    let mut client = server.client();
+    client.send("GET", "/health_generate", &[], b"");
+    client.stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(client.answer().status, 200);
+    assert_eq!(server.toy_counters().cancelled, 0);
+}
+
+#[test]
+fn a_client_that_sends_no_more_and_then_leaves_frees_its_pages() {
+    let server = Server::with(slow(), &[]);
+    for stream in [false, true] {
+        let mut client = server.client();
+        client.send("POST", CHAT, &[], endless(stream).to_string().as_bytes());
+        client.stream.shutdown(Shutdown::Write).unwrap();
+        wait_until("it runs", || used_pages(&server) > 0);
+        drop(client);
+        wait_until("its pages are free", || used_pages(&server) == 0);
+    }
+    assert_eq!(server.toy_counters().cancelled, 2);
+}
+
+#[test]
+fn a_body_that_ends_early_is_not_waited_for() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.send("POST", CHAT, &[("Content-Length", "1000")], b"{\"messages\": [");
+    client.stream.shutdown(Shutdown::Write).unwrap();
+    let mut left = 10_000;
+    while !client.is_closed() {
+        left -= 1;
+        assert!(left > 0, "the server goes on talking");
+    }
 }
 
 #[test]

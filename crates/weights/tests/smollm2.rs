@@ -1,7 +1,8 @@
 //! The default model's real file: facts, tensors, vocabulary, digests.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+#[path = "../../../tests/support/model_files.rs"]
+mod model_files;
 
 use lockstep_flow::Token;
 use lockstep_plan::format::Format;
@@ -9,23 +10,9 @@ use lockstep_weights::{
     Checkpoint, Family, LayerRole, ModelSpec, Pairing, Role, RopeScaling, file_sha256,
 };
 
-const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+use model_files::smollm2 as model;
 
-/// The model file, which the project's test command puts into the store.
-fn model() -> PathBuf {
-    let path = match std::env::var_os("LOCKSTEP_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => PathBuf::from(std::env::var_os("HOME").expect("HOME is set"))
-            .join(".cache/lockstep/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-    };
-    assert!(
-        path.exists(),
-        "{} is missing: run the tests with `cargo xtask test`, which fetches it, or name the file \
-         in LOCKSTEP_TEST_MODEL",
-        path.display()
-    );
-    path
-}
+const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
 #[test]
 fn the_default_model_opens_with_its_facts() {

@@ -4,8 +4,8 @@
 
 #[path = "tiny/forward.rs"]
 mod forward;
-
-use std::path::{Path, PathBuf};
+#[path = "../../../tests/support/model_files.rs"]
+mod model_files;
 
 use lockstep_flow::Token;
 use lockstep_plan::format::Format;
@@ -13,10 +13,6 @@ use lockstep_weights::{
     AttnBias, Checkpoint, Family, LayerRole, LlamaSpec, ModelSpec, Pairing, Role, RopeScaling,
     SlidingWindow,
 };
-
-fn tiny(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny").join(name)
-}
 
 fn open(name: &str) -> Checkpoint {
     Checkpoint::open(&tiny(name)).unwrap_or_else(|e| panic!("{e}"))
@@ -26,6 +22,8 @@ fn spec(ckpt: &Checkpoint) -> &LlamaSpec {
     let ModelSpec::Llama(spec) = ckpt.spec() else { panic!("a Llama") };
     spec
 }
+
+use model_files::tiny;
 
 const FOLDERS: [&str; 6] = ["llama", "llama3-rope", "mistral", "mistral-window", "qwen2", "qwen3"];
 const FLOAT_FILES: [(&str, &str); 6] = [

@@ -12,21 +12,11 @@ pub fn lockstep() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_lockstep"))
 }
 
-/// The real default model, which `cargo xtask test` puts into the store before the tests run.
-pub fn model() -> PathBuf {
-    let named = std::env::var_os("LOCKSTEP_TEST_MODEL").map(PathBuf::from);
-    let stored = || {
-        let home = std::env::var_os("HOME").map(PathBuf::from)?;
-        Some(home.join(".cache/lockstep/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
-    };
-    let path = named.or_else(stored).expect("LOCKSTEP_TEST_MODEL or HOME names the model");
-    assert!(
-        path.is_file(),
-        "{} is missing: run `cargo xtask test`, or `cargo run --release -- pull` first",
-        path.display()
-    );
-    path
-}
+#[path = "../../../../tests/support/model_files.rs"]
+mod model_files;
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use model_files::{smollm2 as model, tiny};
 
 /// An empty folder of this test's own, below cargo's folder for such things.
 pub fn temp_dir(test: &str) -> PathBuf {

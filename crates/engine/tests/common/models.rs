@@ -1,27 +1,12 @@
-//! Where the models are.
+//! Where the models are, and what `transformers` says of the tiny ones.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// A tiny model of `fixtures/tiny`.
-pub fn tiny(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny").join(name)
-}
+#[path = "../../../../tests/support/model_files.rs"]
+mod model_files;
 
-/// The default model's file, which the project's test command puts into the store.
-pub fn smollm2() -> PathBuf {
-    let path = match std::env::var_os("LOCKSTEP_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => PathBuf::from(std::env::var_os("HOME").expect("HOME is set"))
-            .join(".cache/lockstep/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-    };
-    assert!(
-        path.exists(),
-        "{} is missing: run the tests with `cargo xtask test`, which fetches it, or name the file \
-         in LOCKSTEP_TEST_MODEL",
-        path.display()
-    );
-    path
-}
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use model_files::{smollm2, tiny};
 
 /// What `transformers` computed of a tiny model.
 pub struct Reference {

@@ -2,24 +2,13 @@
 
 use lockstep_text::{GgufVocab, TextModel};
 use lockstep_weights::Checkpoint;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
-/// The model file, which the project's test command puts into the store.
-pub fn model_path() -> PathBuf {
-    let path = match std::env::var_os("LOCKSTEP_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => PathBuf::from(std::env::var_os("HOME").expect("HOME is set"))
-            .join(".cache/lockstep/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-    };
-    assert!(
-        path.exists(),
-        "{} is missing: run the tests with `cargo xtask test`, which fetches it, or name the file \
-         in LOCKSTEP_TEST_MODEL",
-        path.display()
-    );
-    path
-}
+#[path = "../../../../tests/support/model_files.rs"]
+mod model_files;
+
+pub use model_files::smollm2 as model_path;
 
 /// The tokenizer keys of a GGUF file.
 pub fn vocab_of(path: &Path) -> GgufVocab {

@@ -1,7 +1,7 @@
 //! A writer of small GGUF and safetensors files that may lie.
 #![allow(dead_code)]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A GGUF file in parts, each of which a test can falsify before [`GgufFile::bytes`].
 #[derive(Clone)]
@@ -163,9 +163,11 @@ pub fn safetensors(header: &str, data_bytes: usize) -> Vec<u8> {
     out
 }
 
-pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny").join(name)
-}
+#[path = "../../../../tests/support/model_files.rs"]
+mod model_files;
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use model_files::tiny as fixture;
 
 /// A folder of its own that is removed when the test ends.
 pub struct TempFolder(pub PathBuf);
