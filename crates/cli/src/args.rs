@@ -46,6 +46,9 @@ pub enum Cmd {
     /// Look at step plans
     #[command(subcommand)]
     Plan(PlanCmd),
+    /// Put faults in on purpose and show which layer sees each
+    #[command(after_help = drill_help())]
+    Drill(DrillArgs),
     /// Print the version
     #[command(after_help = "Examples:\n  lockstep version\n  lockstep version --json")]
     Version(VersionArgs),
@@ -80,6 +83,19 @@ fn status_help() -> String {
     format!(
         "Examples:\n  lockstep status\n  lockstep status http://10.0.0.5:30001 --json\n  \
          lockstep status --watch=5\n\n{}",
+        exit::help()
+    )
+}
+
+fn drill_help() -> String {
+    format!(
+        "Needs no model and no server: plans of synthetic ops, and the engine on a tiny model that \
+         is built in. Every layer is asked alone, over the same seeds; the clean twin of each run \
+         must not alarm.\n\n\
+         Examples:\n  lockstep drill\n  lockstep drill --list\n  \
+         lockstep drill --only dropped-edge --only live-stride-in-metadata --runs 50 --json\n  \
+         lockstep drill --seed 1000 --runs 16 --markdown\n  \
+         lockstep drill --only arena-reuse-by-issue-order --svg pictures\n\n{}",
         exit::help()
     )
 }
@@ -158,6 +174,32 @@ pub struct PlanShowArgs {
     /// Every knob that was given.
     #[command(flatten)]
     pub knobs: KnobFlags,
+}
+
+/// `drill`.
+#[derive(Args, Debug)]
+pub struct DrillArgs {
+    /// Only this drill; may be given more than once
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Seeds a drill
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: u32,
+    /// The first seed
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// List the drills and what each corrupts, without running them
+    #[arg(long)]
+    pub list: bool,
+    /// Write a picture of each faulty plan, its hazards in red, to this folder instead
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub svg: Option<PathBuf>,
+    /// Print as the page docs/drills.md
+    #[arg(long, conflicts_with = "json")]
+    pub markdown: bool,
+    /// Print as one JSON list
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `version`.

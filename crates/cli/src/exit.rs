@@ -26,6 +26,8 @@ pub enum Exit {
     NoServer = 8,
     /// The server answers, but not well.
     Unwell = 9,
+    /// A drill was missed, or a clean twin alarmed.
+    Missed = 10,
 }
 
 /// Every code with its meaning.
@@ -40,6 +42,7 @@ pub const TABLE: &[(Exit, &str)] = &[
     (Exit::Listen, "the address cannot be listened on"),
     (Exit::NoServer, "no server answers at the address"),
     (Exit::Unwell, "the server answers but is draining, failed, or not a Lockstep server"),
+    (Exit::Missed, "a drill was missed by every layer that is to see it, or a clean twin alarmed"),
 ];
 
 /// The code of a process that a second signal ended at once, by the shells' convention.

@@ -3,6 +3,7 @@
 
 mod args;
 mod build;
+mod drill;
 mod exit;
 mod http;
 mod knob_fault;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Cmd::Pull(args) => (args.json, pull_command(&args)),
         Cmd::Status(args) => (args.json, status::run(&args)),
         Cmd::Plan(PlanCmd::Show(args)) => (args.json, plan::show(&args)),
+        Cmd::Drill(args) => (args.json, drill::run(&args)),
         Cmd::Version(args) => (args.json, version(&args)),
     };
     let exit = match result {

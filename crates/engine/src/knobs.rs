@@ -1,6 +1,6 @@
 //! The engine's knobs as plain numbers, taken from the registry in `flow`.
 
-use lockstep_flow::{Micros, OnMismatch};
+use lockstep_flow::{AuditPart, Micros, OnMismatch};
 use lockstep_plan::KvDtype;
 
 /// What the engine is told (see `lockstep_flow::knobs::KNOBS` for meaning and bounds).
@@ -31,6 +31,9 @@ pub struct Knobs {
     /// How long a digest that was found true counts before its page is compared again where it is
     /// read or swept; a pass over the weights takes twice as long at least. Zero: never.
     pub audit_proof_age: Micros,
+    /// Which parts of the audit are on, in the order of [`AuditPart::ALL`]: a drill asks each
+    /// alone.
+    pub audit_parts: [bool; AuditPart::ALL.len()],
     /// Every step op by op (tests and the isolation ladder).
     pub eager: bool,
 }
@@ -50,6 +53,7 @@ impl Default for Knobs {
             audit_rate: 1000,
             on_mismatch: OnMismatch::Quarantine,
             audit_proof_age: Micros::from_millis(30_000),
+            audit_parts: [true; AuditPart::ALL.len()],
             eager: false,
         }
     }

@@ -1,9 +1,7 @@
 //! Draws the plan of one overlapped layer, right and with the packing that corrupted it:
 //! `cargo run --release -p lockstep-plan --example show -- OUT_DIR`.
 
-#[path = "../tests/support/overlap.rs"]
-mod overlap;
-
+use lockstep_plan::drill::overlapped;
 use lockstep_plan::{pack, pack_by_issue_order, prove, render_text, svg};
 use std::path::Path;
 
@@ -11,7 +9,7 @@ fn main() -> std::io::Result<()> {
     let dir = std::env::args().nth(1).unwrap_or_else(|| ".".into());
     let write = |name: &str, text: &str| std::fs::write(Path::new(&dir).join(name), text);
     for layers in [1, 4] {
-        let plan = overlap::plan(layers, 4, 8);
+        let plan = overlapped(layers, 4, 8);
         let good = pack(&plan);
         write(&format!("proven-{layers}.svg"), &svg(&plan, &good, &[]))?;
         let bad = pack_by_issue_order(&plan);

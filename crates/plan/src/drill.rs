@@ -3,7 +3,10 @@
 //! Each comes from a plan that is right, which is its clean twin. What catches a fault is
 //! measured by who runs the drill, never declared here.
 
+mod overlap;
 mod seed;
+
+pub use overlap::overlapped;
 
 use crate::{Packing, RowReach, StepPlan, Stride, pack, pack_by_issue_order, structure};
 use seed::Drill;
@@ -39,6 +42,8 @@ pub enum PlanFault {
     ReadBeforeWait,
     /// An op that writes part of what is read later is missing: an index row is not written.
     RowNotWritten,
+    /// An op reads a buffer that nobody writes, instead of the one that it is meant to read.
+    NeverWritten,
     /// Two lanes wait for each other.
     LanesWaitForEachOther,
 }
@@ -56,7 +61,7 @@ pub struct Drilled {
 
 impl PlanFault {
     /// All of them.
-    pub const ALL: [PlanFault; 15] = [
+    pub const ALL: [PlanFault; 16] = [
         PlanFault::ArenaByIssueOrder,
         PlanFault::DroppedEdge,
         PlanFault::EventFromOlderFork,
@@ -71,6 +76,7 @@ impl PlanFault {
         PlanFault::WeightsRepackedLive,
         PlanFault::ReadBeforeWait,
         PlanFault::RowNotWritten,
+        PlanFault::NeverWritten,
         PlanFault::LanesWaitForEachOther,
     ];
 
@@ -91,6 +97,7 @@ impl PlanFault {
             PlanFault::WeightsRepackedLive => "weights-repacked-live",
             PlanFault::ReadBeforeWait => "read-before-wait",
             PlanFault::RowNotWritten => "row-not-written",
+            PlanFault::NeverWritten => "never-written",
             PlanFault::LanesWaitForEachOther => "lanes-wait-for-each-other",
         }
     }
@@ -113,6 +120,7 @@ impl PlanFault {
             PlanFault::UndeclaredScratch => "whoever was given the same bytes",
             PlanFault::WeightsRepackedLive => "every request",
             PlanFault::RowNotWritten => "selection, by rows of an earlier step",
+            PlanFault::NeverWritten => "what is computed from bytes that nobody has written",
             PlanFault::LanesWaitForEachOther => "nothing: the replay never ends",
         }
     }
@@ -143,11 +151,12 @@ impl PlanFault {
             PlanFault::WeightsRepackedLive => drill.repacked(),
             PlanFault::ReadBeforeWait => drill.before_wait(),
             PlanFault::RowNotWritten => drill.row_not_written(),
+            PlanFault::NeverWritten => drill.never_written(),
             PlanFault::LanesWaitForEachOther => drill.deadlock(),
         }?;
         // The bytes stay where the right plan put them, except where a lifetime changed.
         let packing = match self {
-            PlanFault::RowNotWritten => pack(&drill.plan),
+            PlanFault::RowNotWritten | PlanFault::NeverWritten => pack(&drill.plan),
             _ => pack(clean),
         };
         Some(Drilled { plan: drill.plan, packing, spot })

@@ -22,7 +22,7 @@ fn rule_of(fault: PlanFault) -> Rule {
         // A Mix op has no kind that would say what it forgot: see `undeclared_scratch...`.
         PlanFault::UndeclaredScratch => Rule::Workspace,
         PlanFault::WeightsRepackedLive => Rule::Workspace,
-        PlanFault::RowNotWritten => Rule::Definedness,
+        PlanFault::RowNotWritten | PlanFault::NeverWritten => Rule::Definedness,
         PlanFault::LanesWaitForEachOther => Rule::Structure,
     }
 }
@@ -101,6 +101,7 @@ fn the_explorer_shows_what_an_order_can_show() {
         PlanFault::InputWrittenDuringReplay,
         PlanFault::UndeclaredScratch,
         PlanFault::RowNotWritten,
+        PlanFault::NeverWritten,
     ];
     assert_eq!(shown, expected);
 }

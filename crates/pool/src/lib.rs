@@ -27,6 +27,8 @@ mod config;
 mod drills;
 mod error;
 mod index;
+#[cfg(feature = "lab")]
+mod lab;
 mod lease;
 mod lru;
 mod pool;
@@ -39,6 +41,8 @@ pub use closed::Merged;
 pub use config::{PoolConfig, SubPool, SubPoolUsage};
 pub use error::PoolError;
 pub use index::SnapshotId;
+#[cfg(feature = "lab")]
+pub use lab::BookFault;
 pub use lease::{Logits, RowPlan, StepLease};
 pub use pool::{Begun, Pool, PoolCounters};
 pub use state::{PageState, PageStates, TransferId, Until};

@@ -188,7 +188,7 @@ impl PageStates {
         })
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "lab"))]
     pub(crate) fn force(&mut self, page: PageId, state: PageState) {
         self.states[page.index()] = state;
     }

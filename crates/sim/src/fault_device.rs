@@ -11,13 +11,17 @@ use lockstep_device::{
     Remains, WeightData, Workshop,
 };
 use lockstep_flow::Lease;
-use lockstep_plan::explore::{Extension, Poison};
+use lockstep_plan::explore::{Extension, Poison, Threaded};
 use lockstep_plan::mix::mix64;
 use lockstep_plan::{
-    Backend, BufferId, BufferKind, Digest, LIVE_COUNTS, OpId, Packing, Proven, StepPlan, pack,
+    Backend, Buffer, BufferId, BufferKind, Digest, LIVE_COUNTS, OpId, Packing, Proven, StepPlan,
+    pack, prove,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// The longest delay around an edge where lanes are threads.
+const DELAY_US: u32 = 20;
 
 /// A CPU device with a saboteur inside. It keeps every promise of [`Device`] to its caller but the
 /// one that it was told to break, at the replays that it was told, and says in its log when it did.
@@ -29,6 +33,8 @@ pub struct FaultDevice {
     sabotage: Option<Sabotage>,
     /// True where replays run on several lanes, in random order.
     lanes: bool,
+    /// True where those lanes are real threads.
+    threads: bool,
     log: Arc<StrikeLog>,
     /// Of plans on several lanes, by the proven executable.
     variants: HashMap<ExecId, Variant>,
@@ -59,6 +65,7 @@ impl FaultDevice {
             lab: LabDevice::new(device),
             sabotage,
             lanes,
+            threads: false,
             log: Arc::default(),
             variants: HashMap::new(),
             made: HashMap::new(),
@@ -72,6 +79,14 @@ impl FaultDevice {
     /// sabotage or not.
     pub fn on_lanes(mut self) -> FaultDevice {
         self.lanes = true;
+        self
+    }
+
+    /// As [`FaultDevice::on_lanes`], with every lane on a thread of its own and delays around
+    /// edges. The plan on several lanes is proven first: real kernels run on threads in no other
+    /// way, so there is nothing to sabotage in it.
+    pub fn on_threads(mut self) -> FaultDevice {
+        (self.lanes, self.threads) = (true, true);
         self
     }
 
@@ -127,8 +142,22 @@ impl FaultDevice {
             arenas.push(arena);
             self.lab.capture_raw(raw.clone(), arena)
         };
-        let clean = capture(&made.clean)?;
         let faulty = made.faulty.as_ref().map(&mut capture).transpose()?;
+        let clean = if self.threads {
+            let Raw { plan, packing, .. } = made.clean.clone();
+            let proven = prove(plan, packing).map_err(|hazards| DeviceError::Failed {
+                op: "replay".into(),
+                what: format!("the plan on lanes is not proven: {}", hazards[0]),
+            })?;
+            let device = self.lab.device_mut();
+            let arena = device.arena(proven.packing().arena_bytes())?;
+            arenas.push(arena);
+            let exec = device.capture(&Arc::new(proven), arena)?;
+            device.seal(exec)?;
+            exec
+        } else {
+            capture(&made.clean)?
+        };
         self.variants.insert(exec, Variant { clean, faulty, arenas });
         Ok(())
     }
@@ -159,7 +188,14 @@ impl FaultDevice {
         };
         self.lab.device_mut().copy_inputs(exec, to);
         let plan = self.lab.plan(to).clone();
-        let order = Extension::random(&plan, 1, mix64(self.seed() ^ replay << 20));
+        let seed = mix64(self.seed() ^ replay << 20);
+        if self.threads {
+            let threaded = Threaded::new(&plan, 1, seed, DELAY_US).expect("the plan is proven");
+            self.lab.run_threads(to, Some(lease), &threaded, None)?;
+            self.bring_back(to, exec);
+            return Ok(());
+        }
+        let order = Extension::random(&plan, 1, seed);
         let Some(order) = order else {
             return Err(DeviceError::Failed {
                 op: "replay".into(),
@@ -172,18 +208,25 @@ impl FaultDevice {
             order.poisons(&plan, self.lab.packing(to)),
         );
         self.lab.explore_steps(to, Some(lease), &order, &poisons, None)?;
-        for id in plan.buffer_ids() {
-            let b = plan.buffer(id);
-            if b.kind == BufferKind::Output || b.name == "logits" {
-                let mut bytes = vec![0; b.bytes as usize];
-                self.lab.device().peek(to, id, 0, &mut bytes);
-                self.lab.write_buffer(exec, id, 0, &bytes);
-            }
-        }
+        self.bring_back(to, exec);
         if struck {
             self.log.struck(replay);
         }
         Ok(())
+    }
+
+    /// Puts what a step on lanes has given where the engine looks for it.
+    fn bring_back(&mut self, from: ExecId, to: ExecId) {
+        let looked_at = |b: &Buffer| b.kind == BufferKind::Output || b.name == "logits";
+        let plan = self.lab.plan(from);
+        let all = plan.buffer_ids().map(|id| (id, plan.buffer(id)));
+        let ids: Vec<(BufferId, u64)> =
+            all.filter(|(_, b)| looked_at(b)).map(|(id, b)| (id, b.bytes)).collect();
+        for (id, bytes) in ids {
+            let mut out = vec![0; bytes as usize];
+            self.lab.device().peek(from, id, 0, &mut out);
+            self.lab.write_buffer(to, id, 0, &out);
+        }
     }
 
     fn replay_struck(

@@ -8,6 +8,9 @@
 //! logic, a verdict that was not measured, and any way for a server to come here.
 #![forbid(unsafe_code)]
 
+pub mod books;
+pub mod drill;
+pub mod explorer;
 mod fault_device;
 mod hits;
 mod rng;

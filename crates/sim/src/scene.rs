@@ -7,7 +7,8 @@ use core::fmt;
 use lockstep_device::{CpuDevice, DeviceError};
 use lockstep_engine::{EngineError, EngineParts, Handle, Knobs, LoopTurn, StepLoop, assemble};
 use lockstep_flow::{
-    AuditPart, Event, EventKind, EventSink, Micros, Request, RequestId, SamplingParams, Seed, Token,
+    AuditPart, BucketKey, Event, EventKind, EventSink, Micros, Request, RequestId, SamplingParams,
+    Seed, Token,
 };
 use lockstep_model::{Model, ModelError};
 use lockstep_weights::{Checkpoint, SourceFile, WeightsError};
@@ -81,6 +82,10 @@ pub struct Outcome {
     pub failures: Vec<String>,
     /// Audited steps.
     pub audits: u64,
+    /// Buckets, and how often each was replayed.
+    pub buckets: Vec<(BucketKey, u64)>,
+    /// From the first strike to the end.
+    pub took: Duration,
 }
 
 /// A scene: which requests, on which device, how often audited.
@@ -94,14 +99,22 @@ pub struct Scene {
     pub sabotage: Option<Sabotage>,
     /// Replays run on several lanes.
     pub lanes: bool,
+    /// Those lanes are threads.
+    pub threads: bool,
     /// Logits tie in pairs.
     pub ties: bool,
-    /// Requests; four run at once, the others come as places get free.
+    /// Requests.
     pub requests: u32,
+    /// So many run at once, now and then one more; the others come as places get free.
+    pub at_once: u32,
+    /// The first request asks for its prompt's log-probabilities too.
+    pub echo: bool,
     /// Tokens of each.
     pub tokens: u32,
     /// Ends as soon as the audit has found something.
     pub until_found: bool,
+    /// The only part of the audit that is on; all of them where none is named.
+    pub parts: Option<AuditPart>,
 }
 
 impl Default for Scene {
@@ -111,10 +124,14 @@ impl Default for Scene {
             audit_rate: 1,
             sabotage: None,
             lanes: false,
+            threads: false,
             ties: false,
             requests: 5,
+            at_once: 3,
+            echo: false,
             tokens: 24,
             until_found: true,
+            parts: None,
         }
     }
 }
@@ -141,6 +158,7 @@ impl Scene {
             kv_bytes: 8 << 20,
             context_tokens: 1024,
             audit_rate: self.audit_rate,
+            audit_parts: AuditPart::ALL.map(|p| self.parts.is_none_or(|only| only == p)),
             ..Knobs::default()
         }
     }
@@ -150,10 +168,21 @@ impl Scene {
     /// # Errors
     /// The engine could not be assembled.
     pub fn play(&self) -> Result<Outcome, SceneError> {
+        self.play_on(tiny_model()?)
+    }
+
+    /// Plays it on a model of at least 256 tokens of vocabulary.
+    ///
+    /// # Errors
+    /// As [`Scene::play`].
+    pub fn play_on(&self, model: Model) -> Result<Outcome, SceneError> {
         let device = CpuDevice::new(1, "auto").map_err(SceneError::Device)?;
         let mut device = FaultDevice::new(device, self.sabotage.clone());
         if self.lanes {
             device = device.on_lanes();
+        }
+        if self.threads {
+            device = device.on_threads();
         }
         if self.ties {
             device = device.with_ties();
@@ -161,7 +190,7 @@ impl Scene {
         let log = device.log();
         let parts = EngineParts {
             device: Box::new(device),
-            model: tiny_model()?,
+            model,
             eos: &[],
             knobs: self.knobs(),
             model_facts: Default::default(),
@@ -180,6 +209,7 @@ impl Scene {
             temperature: if i.is_multiple_of(2) { 0.0 } else { 0.8 },
             seed: Seed(rng.bits()),
             logprobs: Some(0),
+            prompt_logprobs: self.echo && i == 0,
             max_tokens: self.tokens,
             ignore_eos: true,
             ..SamplingParams::default()
@@ -203,7 +233,7 @@ impl Scene {
         loop {
             let ended = sinks.iter().filter(|s| ended(s)).count() as u32;
             // A few at once, so that batches are smaller than their buckets and change.
-            while submitted < self.requests && submitted - ended < 3 + (submitted & 1) {
+            while submitted < self.requests && submitted - ended < self.at_once + (submitted & 1) {
                 let sink = Box::new(sinks[submitted as usize].clone());
                 if let Err(e) = handle.submit(self.request(submitted), sink) {
                     outcome.failures.push(e.to_string());
@@ -219,9 +249,12 @@ impl Scene {
                 break;
             }
         }
+        outcome.took = log.at().map_or(Duration::ZERO, |at| at.elapsed());
         outcome.strikes = log.strikes();
         outcome.steps = log.steps();
-        outcome.audits = handle.status().counters.audits;
+        let status = handle.status();
+        outcome.audits = status.counters.audits;
+        outcome.buckets = status.buckets.iter().map(|b| (b.key, b.replays)).collect();
         for sink in &sinks {
             let events = sink.0.lock().unwrap_or_else(PoisonError::into_inner);
             let mut seen = Vec::new();

@@ -35,6 +35,7 @@ use weights::Weights;
 /// The audit's schedule, working memory and findings.
 pub struct Audit {
     rate: u32,
+    parts: [bool; AuditPart::ALL.len()],
     /// See [`Knobs::audit_proof_age`].
     age: Micros,
     on_mismatch: OnMismatch,
@@ -62,6 +63,7 @@ impl Audit {
         let slot_buffers = plan.map(slot_buffers).unwrap_or_default();
         Audit {
             rate,
+            parts: knobs.audit_parts,
             age,
             on_mismatch: knobs.on_mismatch,
             schedule: Schedule::new(rate, buckets.len()),
@@ -108,6 +110,11 @@ impl Audit {
     pub fn verdict(&self, row: usize) -> Option<Failure> {
         let suspect = self.twin.suspects.get(row).copied().unwrap_or(false);
         self.verdict.clone().filter(|_| suspect)
+    }
+
+    /// True where `part` looks at anything.
+    fn is_on(&self, part: AuditPart) -> bool {
+        self.rate > 0 && self.parts[part as usize]
     }
 
     /// What `part` has done.

@@ -19,7 +19,7 @@ impl Core {
     /// # Errors
     /// The device has failed; every live request has been told.
     pub(crate) fn audit_reads(&mut self, now: Micros) -> Result<(), DeviceError> {
-        if self.audit.rate == 0 {
+        if !self.audit.is_on(AuditPart::Pages) {
             return Ok(());
         }
         let Some(batch) = self.sched.planned_step() else { return Ok(()) };
@@ -41,12 +41,14 @@ impl Core {
     ) -> Result<(), DeviceError> {
         self.audit.verdict = None;
         let chosen = self.audit.schedule.choose(at, now);
-        if chosen || self.generation.buckets[at].quarantined {
+        let tables = self.audit.is_on(AuditPart::Tables);
+        if tables && (chosen || self.generation.buckets[at].quarantined) {
             self.audit_tables(at, lease);
         }
         let bucket = &self.generation.buckets[at];
         let captured = !self.eager && !bucket.quarantined && bucket.mode == Mode::Captured;
-        match bucket.twin.filter(|_| chosen && captured) {
+        let twin = chosen && captured && self.audit.is_on(AuditPart::Twin);
+        match bucket.twin.filter(|_| twin) {
             Some(twin) => self.run_beside_twin(at, twin, lease, now),
             None => self.run(at, lease),
         }
@@ -108,9 +110,11 @@ impl Core {
         if self.audit.rate == 0 {
             return Ok(());
         }
-        let pool = self.sched.pool_mut();
-        let checked = self.audit.pages.take_closed(self.device.as_mut(), pool, now);
-        self.pages_checked(checked)?;
+        if self.audit.is_on(AuditPart::Pages) {
+            let pool = self.sched.pool_mut();
+            let checked = self.audit.pages.take_closed(self.device.as_mut(), pool, now);
+            self.pages_checked(checked)?;
+        }
         self.audit_sweep(false, now)
     }
 
@@ -142,9 +146,14 @@ impl Core {
     }
 
     fn audit_sweep(&mut self, idle: bool, now: Micros) -> Result<(), DeviceError> {
-        let pool = self.sched.pool_mut();
-        let checked = self.audit.pages.sweep(self.device.as_mut(), pool, idle, now);
-        self.pages_checked(checked)?;
+        if self.audit.is_on(AuditPart::Pages) {
+            let pool = self.sched.pool_mut();
+            let checked = self.audit.pages.sweep(self.device.as_mut(), pool, idle, now);
+            self.pages_checked(checked)?;
+        }
+        if !self.audit.is_on(AuditPart::Weights) {
+            return Ok(());
+        }
         let swept = self.audit.weights.sweep(self.device.as_mut(), idle, now);
         let (audits, bytes, finding) = swept.map_err(|e| self.device_failed(e))?;
         self.audit.findings.checked(AuditPart::Weights, audits, bytes);

@@ -33,16 +33,16 @@ impl<'a> Drill<'a> {
         self.clean.op(op).lane == LaneId::HOST
     }
 
-    /// An event edge that nothing else implies and that `wanted` likes, the first from a random
-    /// place on.
+    /// An event edge that nothing else implies and that `wanted` likes: the first from a random
+    /// one of those on.
     fn needed_edge(&mut self, wanted: impl Fn(&Edge) -> bool) -> Option<usize> {
-        let n = self.clean.edges.len();
-        let first = self.draw.below(n);
-        (first..n).chain(0..first).find(|i| {
+        let likely = |e: &Edge| e.kind == EdgeKind::Event && wanted(e);
+        let edges = &self.clean.edges;
+        let found: Vec<usize> = (0..edges.len()).filter(|i| likely(&edges[*i])).collect();
+        let first = self.draw.below(found.len());
+        let (before, after) = found.split_at(first.min(found.len()));
+        after.iter().chain(before).copied().find(|i| {
             let e = self.clean.edges[*i];
-            if e.kind != EdgeKind::Event || !wanted(&e) {
-                return false;
-            }
             let mut plan = self.clean.clone();
             plan.edges.remove(*i);
             !Order::new(&plan).before(e.from, e.to, false)
@@ -301,6 +301,32 @@ impl<'a> Drill<'a> {
         span.len -= row;
         let buffer = self.clean.buffer(span.buffer).name.clone();
         Some(format!("{} leaves out the last {row} bytes of {buffer}", self.name(op)))
+    }
+
+    /// Points a device op's read of a transient to another buffer of the same shape.
+    pub(super) fn never_written(&mut self) -> Option<String> {
+        let mut found = Vec::new();
+        for op in self.clean.op_ids().filter(|o| !self.is_host(*o)) {
+            for (i, a) in self.clean.op(op).reads.iter().enumerate() {
+                let transient = self.clean.buffer(a.buffer()).kind == BufferKind::Transient;
+                if let (Access::Static { span, .. }, true) = (a, transient)
+                    && span.len > 0
+                {
+                    found.push((op, i));
+                }
+            }
+        }
+        let (op, i) = self.pick(&found)?;
+        let meant = self.clean.op(op).reads[i].buffer();
+        let mut buffer = self.clean.buffer(meant).clone();
+        let spot = format!("{} reads {}.stale, not {}", self.name(op), buffer.name, buffer.name);
+        buffer.name += ".stale";
+        self.plan.buffers.push(buffer);
+        let id = BufferId(self.plan.buffers.len() as u32 - 1);
+        if let Access::Static { span, .. } = &mut self.plan.ops[op.index()].reads[i] {
+            span.buffer = id;
+        }
+        Some(spot)
     }
 
     pub(super) fn deadlock(&mut self) -> Option<String> {

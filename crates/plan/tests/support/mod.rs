@@ -5,7 +5,11 @@ pub mod generate;
 pub mod interpreter;
 pub mod large;
 pub mod oracle;
-pub mod overlap;
+pub mod overlap {
+    pub fn plan(layers: usize, rows: u32, lanes: u32) -> lockstep_plan::StepPlan {
+        lockstep_plan::drill::overlapped(layers, rows, lanes)
+    }
+}
 
 /// A small seeded generator (splitmix64).
 pub struct Rng(pub u64);

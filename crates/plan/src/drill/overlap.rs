@@ -1,11 +1,11 @@
 //! A step in the shape of the one that started this project: layers whose indexer, compressor and
 //! KV store run on lanes of their own beside the main one. Ops are `Mix`.
 
-use lockstep_flow::BucketKey;
-use lockstep_plan::{
+use crate::{
     Access, Axis, BufferId, BufferKind, Elem, LaneId, OpKind, PaddingPolicy, PlanBuilder, RowReach,
     RowView, Span, StateKind, StepPlan, Stride,
 };
+use lockstep_flow::BucketKey;
 
 const ROW: u64 = 16;
 
@@ -34,8 +34,9 @@ impl Step {
     }
 }
 
-/// `layers` layers for `rows` rows on up to `lanes` device lanes.
-pub fn plan(layers: usize, rows: u32, lanes: u32) -> StepPlan {
+/// `layers` layers for `rows` rows on up to `lanes` device lanes; lanes beyond the fourth stay
+/// unused. It is right: the clean twin of every drill on plans.
+pub fn overlapped(layers: usize, rows: u32, lanes: u32) -> StepPlan {
     let mut s =
         Step { b: PlanBuilder::new(BucketKey::decode(rows), lanes), rows: rows.into(), ops: 0 };
     let ids = s.b.table("ids", Axis::T, 1, 0);

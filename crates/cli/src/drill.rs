@@ -1,0 +1,163 @@
+//! `lockstep drill`.
+
+use crate::args::DrillArgs;
+use crate::exit::{Exit, Failure};
+use crate::out;
+use lockstep_sim::drill::{self, DRILLS, Drill, DrillError, Measured, measure};
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How the page of the docs is made.
+const PAGE: &str = "lockstep drill --runs 16 --markdown";
+
+/// Runs drills and says what saw them.
+pub fn run(args: &DrillArgs) -> Result<Exit, Failure> {
+    let chosen = choose(&args.only)?;
+    if args.list {
+        return list(&chosen, args.json);
+    }
+    if let Some(folder) = &args.svg {
+        return pictures(&chosen, folder, args.seed);
+    }
+    let measured = measure_all(&chosen, u64::from(args.runs), args.seed)?;
+    if args.json {
+        out::line(Value::Array(measured.iter().map(to_json).collect()));
+    } else if args.markdown {
+        out::line(drill::markdown(&measured, PAGE).trim_end());
+    } else {
+        out::line(drill::table(&measured).trim_end());
+    }
+    let broken: Vec<&str> = measured.iter().filter(|m| !m.holds()).map(|m| m.drill.name).collect();
+    if broken.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let words = "missed by every layer that is to see it, or its clean twin alarms";
+    Err(Failure::new(Exit::Missed, format!("{}: {words}", broken.join(", "))))
+}
+
+fn choose(only: &[String]) -> Result<Vec<Drill>, Failure> {
+    if only.is_empty() {
+        return Ok(DRILLS.to_vec());
+    }
+    let find = |name: &String| {
+        DRILLS.iter().find(|d| d.name == name).copied().ok_or_else(|| {
+            let names: Vec<&str> = DRILLS.iter().map(|d| d.name).collect();
+            let message = format!("no drill is called '{name}'; there are: {}", names.join(", "));
+            Failure::new(Exit::Usage, message)
+        })
+    };
+    only.iter().map(find).collect()
+}
+
+fn list(chosen: &[Drill], json: bool) -> Result<Exit, Failure> {
+    if json {
+        let entry =
+            |d: &Drill| json!({"name": d.name, "corrupts": d.corrupts, "seen_in": d.seen_in});
+        out::line(Value::Array(chosen.iter().map(entry).collect()));
+    } else {
+        for d in chosen {
+            out::line(format_args!("{:33} {}", d.name, d.corrupts));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn pictures(chosen: &[Drill], folder: &Path, seed: u64) -> Result<Exit, Failure> {
+    let failed = |path: &Path, e: std::io::Error| {
+        Failure::new(Exit::Unexpected, format!("{} cannot be written: {e}", path.display()))
+    };
+    std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
+    for d in chosen {
+        let Some(svg) = drill::picture(d, seed) else { continue };
+        let path = folder.join(format!("{}.svg", d.name));
+        std::fs::write(&path, svg).map_err(|e| failed(&path, e))?;
+        out::line(path.display());
+    }
+    Ok(Exit::Done)
+}
+
+/// Where a drill's result goes.
+type Slot = Mutex<Option<Result<Measured, DrillError>>>;
+
+/// Shares the drills among the cores; the order of the list stays.
+fn measure_all(chosen: &[Drill], runs: u64, seed: u64) -> Result<Vec<Measured>, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let results: Vec<Slot> = chosen.iter().map(|_| Mutex::new(None)).collect();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(chosen.len()) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(d) = chosen.get(i) else { return };
+                    let result = measure(d, runs, seed);
+                    *results[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        show_progress(&done, chosen.len(), began);
+    });
+    let take = |r: Slot| {
+        let result = r.into_inner().unwrap_or_else(PoisonError::into_inner);
+        result
+            .expect("every drill was measured")
+            .map_err(|e| Failure::new(Exit::Unexpected, format!("a drill could not be run: {e}")))
+    };
+    results.into_iter().map(take).collect()
+}
+
+/// On a terminal, once it has taken two seconds.
+fn show_progress(done: &AtomicUsize, total: usize, began: Instant) {
+    let bar = indicatif::ProgressBar::hidden();
+    bar.set_length(total as u64);
+    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} drills");
+    bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
+    while done.load(Ordering::Relaxed) < total {
+        std::thread::sleep(Duration::from_millis(50));
+        if std::io::stderr().is_terminal() && began.elapsed() > Duration::from_secs(2) {
+            if bar.is_hidden() {
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+            }
+            bar.set_position(done.load(Ordering::Relaxed) as u64);
+        }
+    }
+    bar.finish_and_clear();
+}
+
+fn to_json(m: &Measured) -> Value {
+    let rate = |n: u64, of: u64| if of == 0 { Value::Null } else { json!(n as f64 / of as f64) };
+    let layer = |l: &drill::LayerResult| {
+        json!({
+            "layer": l.layer.name(),
+            "runs": l.runs,
+            "detected": l.detected,
+            "rate": rate(l.detected, l.runs),
+            "clean_twin_runs": l.clean_runs,
+            "clean_twin_alarms": l.clean_alarms,
+            "steps_to_detection": l.steps,
+            "ms_to_detection": l.ms,
+        })
+    };
+    json!({
+        "name": m.drill.name,
+        "corrupts": m.drill.corrupts,
+        "seen_in": m.drill.seen_in,
+        "caught_by": m.caught_by().iter().map(|l| l.name()).collect::<Vec<_>>(),
+        "runs": m.runs,
+        "detected": m.detected,
+        "clean_twin_runs": m.clean_runs(),
+        "clean_twin_alarms": m.clean_alarms(),
+        "corrupted": m.corrupted,
+        "steps_to_detection_at_default_rate": m.steps_at_default_rate,
+        "left_to": m.drill.beyond,
+        "holds": m.holds(),
+        "seed": m.seed,
+        "layers": m.layers.iter().map(layer).collect::<Vec<_>>(),
+    })
+}

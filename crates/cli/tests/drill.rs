@@ -1,0 +1,43 @@
+//! `lockstep drill` as people and machines call it.
+
+mod common;
+
+use common::{lockstep, temp_dir};
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn drill(args: &[&str]) -> Output {
+    Command::new(lockstep()).arg("drill").args(args).output().unwrap()
+}
+
+#[test]
+fn a_drill_reports_what_saw_it() {
+    let out = drill(&["--only", "dropped-edge", "--runs", "2", "--seed", "3", "--json"]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let [drill] = &report.as_array().unwrap()[..] else { panic!("{report}") };
+    assert_eq!((&drill["name"], &drill["runs"]), (&"dropped-edge".into(), &2.into()));
+    assert_eq!((&drill["detected"], &drill["clean_twin_alarms"]), (&2.into(), &0.into()));
+    let caught = drill["caught_by"].as_array().unwrap();
+    assert!(caught.contains(&"prover".into()), "{report}");
+    assert!(drill["clean_twin_runs"].as_u64().unwrap() >= 2);
+    let prover = &drill["layers"][0];
+    assert_eq!((&prover["layer"], &prover["rate"]), (&"prover".into(), &1.0.into()));
+}
+
+#[test]
+fn drills_are_listed_drawn_and_known_by_name() {
+    let out = drill(&["--list", "--json"]);
+    let list: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(list.as_array().unwrap().len() >= 20);
+    let out = drill(&["--only", "no-such"]);
+    assert_eq!(out.status.code(), Some(2));
+    let words = String::from_utf8(out.stderr).unwrap();
+    assert!(words.contains("no drill is called 'no-such'; there are: arena"), "{words}");
+    let folder = temp_dir("drill");
+    let only = "arena-reuse-by-issue-order";
+    let out = drill(&["--only", only, "--svg", folder.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(0));
+    let picture = std::fs::read_to_string(folder.join(format!("{only}.svg"))).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("hazard"), "no hazard is drawn");
+}
