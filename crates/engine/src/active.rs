@@ -1,8 +1,9 @@
 //! What the engine keeps of a live request beside the scheduler's entry.
 
+use crate::masks::Guide;
 use lockstep_device::sample::SampleResult;
 use lockstep_flow::{
-    Event, EventKind, EventSink, Failure, Request, RequestId, SamplingParams, Token, TokenMask,
+    Event, EventKind, EventSink, Failure, Request, RequestId, SamplingParams, Token,
 };
 use lockstep_sched::Outcome;
 use std::collections::HashMap;
@@ -14,8 +15,9 @@ pub struct Active {
     pub params: SamplingParams,
     /// Its prompt.
     pub prompt: Arc<[Token]>,
-    /// Its grammar.
-    pub grammar: Option<Box<dyn TokenMask>>,
+    /// What constrains it, unless that is with the workers.
+    pub guide: Option<Guide>,
+    constrained: bool,
     sink: Box<dyn EventSink>,
     /// False once the sink said that nobody listens.
     listening: bool,
@@ -27,9 +29,24 @@ pub struct Active {
 
 impl Active {
     /// Takes over a request that the scheduler has admitted.
-    pub fn new(request: Request, sink: Box<dyn EventSink>) -> Active {
-        let Request { params, prompt, grammar, .. } = request;
-        Active { params, prompt, grammar, sink, listening: true, ended: false, failure: None }
+    pub fn new(request: Request, guide: Option<Guide>, sink: Box<dyn EventSink>) -> Active {
+        let Request { params, prompt, .. } = request;
+        let constrained = guide.is_some();
+        Active {
+            params,
+            prompt,
+            guide,
+            constrained,
+            sink,
+            listening: true,
+            ended: false,
+            failure: None,
+        }
+    }
+
+    /// True where a grammar constrains it, wherever that is now.
+    pub const fn is_constrained(&self) -> bool {
+        self.constrained
     }
 
     /// Tells the client; false once nobody listens. Nothing follows a final event.
@@ -52,7 +69,8 @@ impl Active {
         self.failure.take()
     }
 
-    /// What a sampled row means for this request: its token, moved past by its grammar.
+    /// What a sampled row means for this request. A constrained one is held until its grammar has
+    /// moved past the token.
     pub fn take_sample(&mut self, result: &SampleResult) -> Outcome {
         if let Some(failure) = self.failure.clone() {
             return Outcome::Failed(failure);
@@ -61,11 +79,9 @@ impl Active {
             return Outcome::Failed(Failure::Engine { what: fault.into() });
         }
         let token = Token(result.token);
-        let Some(grammar) = &mut self.grammar else { return Outcome::Sampled(token) };
-        match grammar.accept(token) {
-            Err(e) => Outcome::Failed(Failure::Grammar(e)),
-            Ok(()) if grammar.is_complete() => Outcome::SampledLast(token),
-            Ok(()) => Outcome::Sampled(token),
+        match self.constrained {
+            true => Outcome::SampledHeld(token),
+            false => Outcome::Sampled(token),
         }
     }
 }

@@ -3,20 +3,24 @@
 use crate::active::{Active, ActiveMap};
 use crate::audit::Audit;
 use crate::generation::{Bucket, Generation, Io};
+use crate::handle::Command;
 use crate::inputs;
+use crate::masks::{Done, Guide, Masks, Verdict};
 use crate::publish::Shared;
 use crate::tap::Tap;
 use lockstep_device::sample::SampleResult;
 use lockstep_device::{Device, DeviceError, ExecId, Mode};
 use lockstep_flow::status::{EagerReason, Health};
 use lockstep_flow::{
-    Clock, Durations, Event, EventKind, EventSink, Failure, Request, RequestId, Token,
+    Clock, Durations, Event, EventKind, EventSink, Failure, MaskError, Request, RequestId, Token,
     TokenLogprob, Usage,
 };
 use lockstep_pool::{StepLease, StepTables};
 use lockstep_sched::{Batch, Outcome, Scheduler, Update};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 /// Counters that the status is filled from.
 #[derive(Clone, Copy, Default, Debug)]
@@ -41,6 +45,8 @@ pub struct StepCounters {
     pub lease_refusals: u64,
     /// Requests that ended because their client went away or asked to.
     pub cancelled: u64,
+    /// Requests that ended because their grammar could not be followed further.
+    pub grammar_stopped: u64,
     /// How long decode steps took.
     pub decode_times: Durations,
     /// How long steps with prompt tokens took.
@@ -75,6 +81,7 @@ pub struct Core {
     pub(crate) eager: bool,
     pub(crate) audit: Audit,
     pub(crate) tap: Option<Tap>,
+    pub(crate) masks: Masks,
     vocab: u32,
     outcomes: Vec<Outcome>,
     updates: Vec<Update>,
@@ -110,6 +117,7 @@ impl Core {
         shared: Arc<Shared>,
         clock: Arc<dyn Clock>,
         (eager, audit): (bool, Audit),
+        replies: Sender<Command>,
     ) -> Core {
         let rows = generation.buckets.iter().map(|b| b.key.seqs).max().unwrap_or(1) as usize;
         let config = sched.config();
@@ -125,6 +133,7 @@ impl Core {
             eager,
             audit,
             tap: None,
+            masks: Masks::new(replies, live_max),
             vocab,
             outcomes: Vec::with_capacity(rows),
             updates: Vec::with_capacity(live_max + 8 * rows),
@@ -136,12 +145,23 @@ impl Core {
     }
 
     /// Takes a request that has a place.
-    pub fn submit(&mut self, request: Request, sink: Box<dyn EventSink>) {
+    pub fn submit(&mut self, mut request: Request, sink: Box<dyn EventSink>) {
         let id = request.id;
         match self.sched.submit(&request, self.clock.now()) {
             Ok(_) => {
                 self.counters.prompt_tokens += request.prompt.len() as u64;
-                self.active.insert(id, Active::new(request, sink));
+                if request.grammar.is_some() {
+                    self.masks.wake();
+                }
+                let guide = request.grammar.take().map(|grammar| Guide::begin(grammar, self.vocab));
+                let (guide, refused) = match guide.transpose() {
+                    Ok(guide) => (guide, None),
+                    Err(e) => (None, Some(e)),
+                };
+                self.active.insert(id, Active::new(request, guide, sink));
+                if let Some(e) = refused {
+                    self.stop_grammar(id, e);
+                }
             }
             Err(refusal) => {
                 // The handle checks the same limits before it sends a request here, so this is
@@ -156,7 +176,7 @@ impl Core {
     pub fn turn_away(&self, request: RequestId, mut sink: Box<dyn EventSink>, failure: Failure) {
         let kind = EventKind::Failed { failure, usage: Usage::default() };
         sink.emit(Event { request, kind });
-        self.shared.leave();
+        self.shared.leave(1);
     }
 
     /// Ends every request without the scheduler, which a panic may have left half-changed.
@@ -171,7 +191,7 @@ impl Core {
             let kind = EventKind::Failed { failure, usage: Usage::default() };
             // A sink that panics here has had its event; the others still get theirs.
             let _ = catch_unwind(AssertUnwindSafe(|| active.emit(request, kind)));
-            self.shared.leave();
+            self.shared.leave(1);
         }
     }
 
@@ -329,12 +349,39 @@ impl Core {
         tap.show(self.device.as_ref(), &self.generation.buckets[at], batch);
     }
 
-    /// Reads the sampled tokens and moves grammars past them.
+    /// Takes a grammar back from the workers.
+    pub fn masked(&mut self, done: Done) {
+        let Done { request, guide, verdict } = done;
+        self.masks.returned(request);
+        let Some(active) = self.active.get_mut(&request) else { return self.masks.retire(guide) };
+        active.guide = Some(guide);
+        match verdict {
+            Ok(verdict) => {
+                let now = self.clock.now();
+                self.sched.settle(request, verdict == Verdict::Complete, now);
+            }
+            Err(e) => return self.stop_grammar(request, e),
+        }
+        self.deliver(None);
+    }
+
+    fn stop_grammar(&mut self, request: RequestId, e: MaskError) {
+        self.counters.grammar_stopped += u64::from(e.is_of_the_grammar());
+        self.abort(request, Failure::Grammar(e));
+    }
+
+    /// How long a step still waits for masks that have just been begun.
+    pub fn mask_patience(&self) -> Option<Duration> {
+        self.masks.patience(self.clock.now()).map(|left| Duration::from_micros(left.0))
+    }
+
+    /// Reads the sampled tokens and has grammars move past them.
     fn collect(&mut self, at: usize) {
         let Bucket { exec, io, .. } = self.generation.buckets[at];
         let results = inputs::results(self.device.output(exec, io.results));
         let batch = self.sched.oldest_step().expect("a step is in flight");
         self.outcomes.clear();
+        let now = self.clock.now();
         for (i, (row, &first)) in batch.rows.iter().zip(&self.logit_first).enumerate() {
             if let Some(failure) = self.audit.verdict(i) {
                 self.outcomes.push(Outcome::Failed(failure));
@@ -343,7 +390,13 @@ impl Core {
             let outcome = match (row.plan.samples, self.active.get_mut(&row.plan.request)) {
                 (true, Some(active)) if self.sched.is_live(row) => {
                     let last = first + row.plan.logit_rows() - 1;
-                    active.take_sample(&results[last as usize])
+                    let outcome = active.take_sample(&results[last as usize]);
+                    if let (Outcome::SampledHeld(token), Some(guide)) =
+                        (&outcome, active.guide.take())
+                    {
+                        self.masks.advance(row.plan.request, guide, *token, now);
+                    }
+                    outcome
                 }
                 _ => Outcome::Computed,
             };
@@ -401,8 +454,11 @@ impl Core {
             self.gone.push(request);
         }
         if last {
-            self.active.remove(&request);
-            self.shared.leave();
+            let guide = self.active.remove(&request).and_then(|active| active.guide);
+            if let Some(guide) = guide {
+                self.masks.retire(guide);
+            }
+            self.shared.leave(1);
         }
     }
 

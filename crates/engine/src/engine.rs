@@ -40,9 +40,6 @@ pub struct EngineParts<'a> {
     pub tap: Option<Box<dyn LogitTap>>,
 }
 
-/// Address space of the step thread's stack: grammar masks recurse as deep as their grammars.
-const STEP_STACK_BYTES: usize = 256 << 20;
-
 /// Sizes that were chosen at start, for people.
 #[derive(Clone, Debug)]
 pub struct Started {
@@ -88,7 +85,6 @@ pub fn start_with(
     let (started, steps) = assemble_with(parts, late)?;
     let thread = std::thread::Builder::new()
         .name("step".into())
-        .stack_size(STEP_STACK_BYTES)
         .spawn(move || steps.run())
         .map_err(|e| EngineError::Thread { kind: e.kind() })?;
     started.handle.attend(thread);
@@ -143,10 +139,11 @@ fn assemble_with(
     let status = status::initial(&parts.model_facts, &parts.device_facts, &knobs, &generation);
     let live_max = knobs.running_max + knobs.queued_max;
     let shared = Arc::new(Shared::new(sched.limits(), live_max, status));
-    let mut core =
-        Core::new(device, sched, generation, shared.clone(), clock.clone(), (knobs.eager, audit));
-    core.tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
     let (sender, commands) = mpsc::channel();
+    let how = (knobs.eager, audit);
+    let (seen, time) = (shared.clone(), clock.clone());
+    let mut core = Core::new(device, sched, generation, seen, time, how, sender.clone());
+    core.tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
     let steps = StepLoop::new(core, commands);
     let handle = Handle::new(shared, sender, clock);
     let capacity_tokens = u64::from(shape.pages - 1) * u64::from(PAGE_TOKENS);

@@ -45,8 +45,8 @@ pub struct SamplingRows<'a> {
 }
 
 impl SamplingRows<'_> {
-    /// Writes parameters, bias and mask. False where the request's grammar has failed: the rows
-    /// then sample without it and the request ends with the reason.
+    /// Writes parameters, bias and mask. False where there is no mask although there should be one:
+    /// the rows then sample without it and the request ends with the reason.
     pub fn write(&self, device: &mut dyn Device, row: &SeqRow, active: &mut Active) -> bool {
         let n = row.plan.logit_rows();
         let first_position = row.plan.end() - n;
@@ -101,26 +101,26 @@ impl SamplingRows<'_> {
         produced: u32,
     ) -> Result<bool, Failure> {
         let early = produced < active.params.min_tokens;
-        if active.grammar.is_none() && !early {
+        if !active.is_constrained() && !early {
             return Ok(false);
         }
         let words = self.vocab.div_ceil(32) as usize;
         let masks = bytemuck::cast_slice_mut::<u8, u32>(device.input_mut(self.exec, self.io.masks));
         let at = (self.first + row) as usize * words;
         let mask = &mut masks[at..at + words];
-        let mut fill = |mask: &mut [u32]| match &mut active.grammar {
-            Some(grammar) => grammar.fill(mask).map_err(Failure::Grammar),
-            None => {
-                mask.fill(u32::MAX);
-                Ok(())
+        match (&active.guide, active.is_constrained()) {
+            (Some(guide), _) => mask.copy_from_slice(&guide.words),
+            (None, false) => mask.fill(u32::MAX),
+            (None, true) => {
+                let what = "a row samples before its mask is there".into();
+                return Err(Failure::Engine { what });
             }
-        };
-        fill(mask)?;
+        }
         if early {
             self.forbid_end(mask, &active.params);
-            if mask.iter().all(|word| *word == 0) {
+            if let (Some(guide), true) = (&active.guide, mask.iter().all(|word| *word == 0)) {
                 // The grammar's text is complete: it ends, however short it is.
-                fill(mask)?;
+                mask.copy_from_slice(&guide.words);
             }
         }
         Ok(true)

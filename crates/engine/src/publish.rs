@@ -37,16 +37,19 @@ impl Shared {
         }
     }
 
-    /// Takes a place for a request; returns how many were taken before.
-    pub fn enter(&self) -> Result<u32, Refusal> {
+    /// Takes `count` places or none; returns how many were taken before.
+    pub fn enter(&self, count: u32) -> Result<u32, Refusal> {
         if let Some(why) = &*lock(&self.closed) {
             return Err(Refusal::NotServing { why: why.clone() });
         }
-        let max = self.live_max;
-        let more = |n: u32| (n < max).then_some(n + 1);
-        self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|_| {
+        let limit = self.live_max;
+        if count > limit {
+            return Err(Refusal::TooManySequences { sequences: count, limit });
+        }
+        let more = |live: u32| (count <= limit - live).then(|| live + count);
+        self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|live| {
             Refusal::QueueFull {
-                queued: self.queued_max,
+                queued: live.saturating_sub(limit - self.queued_max),
                 limit: self.queued_max,
                 retry_after_s: self.retry_after_s.load(Ordering::Relaxed).max(1),
             }
@@ -58,10 +61,10 @@ impl Shared {
         self.live.load(Ordering::Acquire)
     }
 
-    /// Gives a place back.
-    pub fn leave(&self) {
-        let before = self.live.fetch_sub(1, Ordering::AcqRel);
-        assert!(before > 0, "a request left that never entered");
+    /// Gives places back.
+    pub fn leave(&self, count: u32) {
+        let before = self.live.fetch_sub(count, Ordering::AcqRel);
+        assert!(before >= count, "a request left that never entered");
     }
 
     /// Takes nothing new from now on. The first reason stays.

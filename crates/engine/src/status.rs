@@ -123,6 +123,7 @@ impl Core {
         to.admitted = sched.admitted;
         to.finished = sched.finished;
         to.cancelled = step.cancelled;
+        to.grammar_stopped = step.grammar_stopped;
         to.failed = sched.failed.saturating_sub(step.cancelled);
         to.preemptions = sched.preemptions;
         to.audits = self.audit.part(AuditPart::Twin).audits;

@@ -2,6 +2,7 @@
 
 use crate::core::{Core, Turn};
 use crate::handle::Command;
+use lockstep_device::DeviceError;
 use lockstep_flow::Failure;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -9,6 +10,9 @@ use std::time::Duration;
 
 /// How often an idle loop looks at deadlines.
 const IDLE_TICK: Duration = Duration::from_millis(20);
+
+/// How long the first turn of a loop waits where there is nothing to wait for.
+const FIRST_WAIT: Duration = Duration::from_millis(1);
 
 /// How long a stopping loop waits for a command of a request that has taken a place.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -31,6 +35,8 @@ pub struct StepLoop {
     commands: Receiver<Command>,
     draining: bool,
     stopped: bool,
+    /// This thread has waited for a command: the first time takes memory, later ones do not.
+    has_waited: bool,
 }
 
 impl core::fmt::Debug for StepLoop {
@@ -42,22 +48,42 @@ impl core::fmt::Debug for StepLoop {
 impl StepLoop {
     pub(crate) fn new(core: Core, commands: Receiver<Command>) -> StepLoop {
         core.publish();
-        StepLoop { core, commands, draining: false, stopped: false }
+        StepLoop { core, commands, draining: false, stopped: false, has_waited: false }
     }
 
-    /// Follows the commands that are there, then runs at most one step. Does not wait.
+    /// Follows the commands that are there, then runs at most one step. Waits only for grammars:
+    /// shortly where there is a step to run without them, else until one is done.
     pub fn turn(&mut self) -> LoopTurn {
+        loop {
+            self.follow_all();
+            if self.stopped {
+                return LoopTurn::Stopped;
+            }
+            let turn = self.core.turn();
+            if !matches!(turn, Ok(Turn::Idle)) || !self.core.masks.any_away() {
+                return self.turned(turn);
+            }
+            self.wait(IDLE_TICK);
+        }
+    }
+
+    /// Follows what is there, and waits as long as a step may for masks that have just been begun.
+    fn follow_all(&mut self) {
         while !self.stopped {
             match self.commands.try_recv() {
                 Ok(command) => self.follow(command),
                 Err(TryRecvError::Disconnected) => self.follow(Command::Shutdown),
-                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Empty) => match self.core.mask_patience() {
+                    Some(left) => self.wait(left),
+                    None if !self.has_waited => self.wait(FIRST_WAIT),
+                    None => break,
+                },
             }
         }
-        if self.stopped {
-            return LoopTurn::Stopped;
-        }
-        match self.core.turn() {
+    }
+
+    fn turned(&mut self, turn: Result<Turn, DeviceError>) -> LoopTurn {
+        match turn {
             Ok(turn) => {
                 if turn == Turn::Stepped || self.draining {
                     self.core.publish();
@@ -100,7 +126,12 @@ impl StepLoop {
         }
         self.core.audit_idle();
         self.core.publish();
-        match self.commands.recv_timeout(IDLE_TICK) {
+        self.wait(IDLE_TICK);
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        self.has_waited = true;
+        match self.commands.recv_timeout(limit) {
             Ok(command) => self.follow(command),
             Err(RecvTimeoutError::Disconnected) => self.follow(Command::Shutdown),
             Err(RecvTimeoutError::Timeout) => {}
@@ -109,7 +140,12 @@ impl StepLoop {
 
     fn follow(&mut self, command: Command) {
         match command {
-            Command::Submit(request, sink) => self.core.submit(*request, sink),
+            Command::Submit(all) => {
+                for (request, sink) in all {
+                    self.core.submit(request, sink);
+                }
+            }
+            Command::Masked(done) => self.core.masked(*done),
             Command::Cancel(id) => self.core.abort(id, Failure::Cancelled),
             Command::Drain => self.draining = true,
             Command::Shutdown => {
@@ -127,8 +163,10 @@ impl StepLoop {
         self.stopped = true;
         while self.core.shared.live() > 0 {
             match self.commands.recv_timeout(FAREWELL) {
-                Ok(Command::Submit(request, sink)) => {
-                    self.core.turn_away(request.id, sink, failure.clone());
+                Ok(Command::Submit(all)) => {
+                    for (request, sink) in all {
+                        self.core.turn_away(request.id, sink, failure.clone());
+                    }
                 }
                 Ok(_) => {}
                 Err(_) => return,

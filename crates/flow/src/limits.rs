@@ -14,7 +14,8 @@ pub const STOP_STRING_BYTES_MAX: usize = 1024;
 pub const MAX_TOKENS_DEFAULT: u32 = 16;
 /// Choices of a request (`n`).
 pub const CHOICES_MAX: u32 = 128;
-/// Prompts of one `/v1/completions` request.
+/// Prompts of one `/v1/completions` request, whatever the server. How many sequences a request may
+/// have is `max_running_requests` and `max_queued_requests` together, which are knobs.
 pub const PROMPTS_MAX: usize = 2048;
 /// Messages of one chat request, and tools it may declare.
 pub const MESSAGES_MAX: usize = 4096;
@@ -25,6 +26,11 @@ pub const TOOLS_MAX: usize = 256;
 pub const BODY_VALUES_MAX: usize = 4 << 20;
 /// Bytes of a request body.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
+/// Milliseconds that a grammar may take for one token (its mask, or moving past it); a request
+/// whose grammar takes longer ends. Ordinary ones take under one.
+pub const GRAMMAR_CALL_MS: u64 = 500;
+/// Milliseconds that the first mask of a grammar may take, which is part of compiling it.
+pub const GRAMMAR_FIRST_MASK_MS: u64 = 1000;
 /// Sequences that may run at once, at most (`max_running_requests`).
 pub const RUNNING_REQUESTS_MAX: u32 = 4096;
 /// Tokens of a KV page. Attention splits KV at multiples of [`KV_SPLIT_TOKENS`], which is a

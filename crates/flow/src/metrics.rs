@@ -112,6 +112,10 @@ pub const METRICS: &[Metric] = &[
     counter("lockstep_finished_requests", "Sequences that ended well"),
     counter("lockstep_cancelled_requests", "Sequences cancelled by client or operator")
         .also(&["sglang:num_aborted_requests"]),
+    counter(
+        "lockstep_grammar_stopped_requests",
+        "Sequences that ended because their grammar could not be followed further",
+    ),
     counter("lockstep_failed_requests", "Sequences that ended badly otherwise"),
     counter("lockstep_refused_requests", "Sequences not admitted").by(&["reason"]),
     counter("lockstep_preemptions", "Times a running sequence was preempted")

@@ -38,8 +38,12 @@ pub struct Ticket {
 /// Why a request was not admitted. Nothing of it is kept.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Refusal {
-    /// `max_queued_requests` are queued: HTTP 429 with `Retry-After`.
+    /// `max_queued_requests` are queued, or the places left are fewer than the sequences asked
+    /// for: HTTP 429 with `Retry-After`.
     QueueFull { queued: u32, limit: u32, retry_after_s: u32 },
+    /// One request of more sequences than may be queued and running together, however long it
+    /// waits: HTTP 400.
+    TooManySequences { sequences: u32, limit: u32 },
     /// The server is draining or its engine has failed: HTTP 503.
     NotServing { why: String },
     /// Prompt and output can never fit the model's context: HTTP 400.
@@ -59,8 +63,13 @@ impl fmt::Display for Refusal {
         match self {
             Refusal::QueueFull { queued, limit, retry_after_s } => write!(
                 f,
-                "{queued} requests are queued and max_queued_requests is {limit}; \
+                "no room now: {queued} requests are queued and max_queued_requests is {limit}; \
                  retry in {retry_after_s} s"
+            ),
+            Refusal::TooManySequences { sequences, limit } => write!(
+                f,
+                "the request asks for {sequences} sequences, and at most {limit} can be live at \
+                 once (max_running_requests and max_queued_requests together): split it"
             ),
             Refusal::NotServing { why } => write!(f, "the server takes no new requests: {why}"),
             Refusal::ContextTooLong { prompt_tokens, max_tokens, context_max_tokens } => write!(

@@ -11,8 +11,9 @@ pub enum Outcome {
     Computed,
     /// The sampled token.
     Sampled(Token),
-    /// The sampled token, after which the request's grammar allows nothing but the end.
-    SampledLast(Token),
+    /// The sampled token of a request whose grammar is still to look at it: the request takes no
+    /// further row until [`Scheduler::settle`] says what the grammar found.
+    SampledHeld(Token),
     /// The request cannot go on.
     Failed(Failure),
 }
@@ -130,13 +131,16 @@ impl Scheduler {
             let logit_row = Row(row.logit_row);
             self.updates.push(Update::PromptLogits { request, logit_row, from, rows });
         }
-        let (token, last) = match (row.plan.samples, outcome) {
+        let token = match (row.plan.samples, outcome) {
             (false, _) => {
                 self.publish(index);
                 return;
             }
-            (true, Outcome::Sampled(token)) => (*token, false),
-            (true, Outcome::SampledLast(token)) => (*token, true),
+            (true, Outcome::Sampled(token)) => *token,
+            (true, Outcome::SampledHeld(token)) => {
+                self.entry_mut(index).held = true;
+                *token
+            }
             (true, _) => {
                 let what = "the step gave no token for a row that samples one".into();
                 self.fail(index, Failure::Engine { what });
@@ -145,20 +149,32 @@ impl Scheduler {
         };
         self.publish(index);
         let logit_row = Row(row.logit_row + row.plan.logit_rows() - 1);
-        if let Some(reason) = self.accept(index, logit_row, token, last) {
+        if let Some(reason) = self.accept(index, logit_row, token) {
             self.finish(index, reason);
             self.note_end(now);
         }
     }
 
+    /// What the grammar of a held request found: `complete` where nothing but the end may follow.
+    /// The request ends then, or at its limits, or takes rows again. False where it is not live
+    /// (any more).
+    pub fn settle(&mut self, request: RequestId, complete: bool, now: Micros) -> bool {
+        let Some(&index) = self.by_id.get(&request) else { return false };
+        let context = self.config.context_tokens_max as usize;
+        let entry = self.entry_mut(index);
+        assert!(core::mem::take(&mut entry.held), "only a held request waits for its grammar");
+        let reason = match (complete, entry.is_full(context)) {
+            (true, _) => FinishReason::Stop,
+            (false, true) => FinishReason::Length,
+            (false, false) => return true,
+        };
+        self.finish(index, reason);
+        self.note_end(now);
+        true
+    }
+
     /// Takes a sampled token; says whether and why the request is done with it.
-    fn accept(
-        &mut self,
-        index: u32,
-        logit_row: Row,
-        token: Token,
-        last: bool,
-    ) -> Option<FinishReason> {
+    fn accept(&mut self, index: u32, logit_row: Row, token: Token) -> Option<FinishReason> {
         let eos = self.config.eos_tokens.contains(&token);
         let context = self.config.context_tokens_max as usize;
         let entry = self.entry_mut(index);
@@ -167,16 +183,12 @@ impl Scheduler {
         entry.tokens.push(token);
         let stop = (eos && !entry.ignore_eos) || entry.stop_tokens.contains(&token);
         let stop = stop && output + 1 > entry.min_tokens;
-        let full = output + 1 >= entry.max_tokens || entry.tokens.len() >= context;
+        let full = entry.is_full(context) && !entry.held;
         let request = entry.id;
         if stop {
             return Some(FinishReason::Stop);
         }
         self.updates.push(Update::Token { request, logit_row, token, index: output });
-        match (last, full) {
-            (true, _) => Some(FinishReason::Stop),
-            (false, true) => Some(FinishReason::Length),
-            (false, false) => None,
-        }
+        full.then_some(FinishReason::Length)
     }
 }

@@ -21,6 +21,7 @@ impl Refused {
     pub(crate) fn count(&mut self, refusal: &Refusal) {
         *match refusal {
             Refusal::QueueFull { .. } => &mut self.queue_full,
+            Refusal::TooManySequences { .. } => &mut self.bad_input,
             Refusal::NotServing { .. } => &mut self.not_serving,
             Refusal::ContextTooLong { .. } => &mut self.context_too_long,
             Refusal::PoolTooSmall { .. } => &mut self.pool_too_small,

@@ -23,6 +23,8 @@ pub(crate) struct Entry {
     pub echo: bool,
     /// False where the next row needs the host to have seen the last token (a grammar).
     pub lookahead: bool,
+    /// True while its grammar looks at its last token.
+    pub held: bool,
     pub deadline: Option<Micros>,
     /// Where it runs; `None` while it waits.
     pub slot: Option<SlotId>,
@@ -61,6 +63,7 @@ impl Entry {
             caches: prefix_cache && request.use_prefix_cache,
             echo: params.prompt_logprobs,
             lookahead: request.grammar.is_none(),
+            held: false,
             deadline: request.deadline,
             slot: None,
             epoch: 0,
@@ -87,8 +90,14 @@ impl Entry {
 
     /// Tokens that the next row could compute; 0 while it has to wait for the host.
     pub fn remaining(&self) -> u32 {
-        let done = self.produced() >= self.max_tokens;
+        let done = self.held || self.produced() >= self.max_tokens;
         if done || (self.pending > 0 && !self.lookahead) { 0 } else { self.total() - self.issued }
+    }
+
+    /// True where its last token is the last one that it may have.
+    pub fn is_full(&self, context_tokens_max: usize) -> bool {
+        let output = self.tokens.len() - self.prompt_tokens as usize;
+        output >= self.max_tokens as usize || self.tokens.len() >= context_tokens_max
     }
 
     /// True where the next row wants logits for every token.

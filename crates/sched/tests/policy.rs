@@ -192,17 +192,43 @@ fn stopping_rules() {
 }
 
 #[test]
-fn a_grammar_that_is_done_ends_the_text_with_its_last_token() {
-    let mut host = Host::new(1, 3, 20, 1);
-    host.submit(&request(1, 3, 10)).unwrap();
+fn a_held_request_takes_no_row_until_its_grammar_has_spoken() {
+    let mut host = Host::new(2, 3, 20, 1);
+    host.submit(&request(1, 3, 2)).unwrap();
+    host.submit(&request(2, 3, 9)).unwrap();
     host.launch().unwrap();
+    host.finish(&[Outcome::SampledHeld(Token(7)), Outcome::Sampled(Token(7))]);
+    let whose = |host: &mut Host| {
+        let batch = host.launch().unwrap();
+        batch.rows.iter().map(|r| r.plan.request.0).collect::<Vec<_>>()
+    };
+    assert_eq!(whose(&mut host), [2], "the other one goes on");
     host.finish(&[Outcome::Sampled(Token(7))]);
-    host.launch().unwrap();
-    host.finish(&[Outcome::SampledLast(Token(8))]);
+    assert!(host.sched.settle(RequestId(1), false, Micros(9)));
+    assert_eq!(whose(&mut host), [1, 2]);
+    // Its last token: why it ends is for the grammar to say.
+    host.finish(&[Outcome::SampledHeld(Token(8)), Outcome::Sampled(Token(7))]);
+    assert_eq!(whose(&mut host), [2]);
+    host.finish(&[Outcome::Sampled(Token(7))]);
+    let ended = |u: &Update| matches!(u, Update::Finished { .. });
+    assert!(!host.sched.drain_updates().any(|u| ended(&u)));
+    assert!(host.sched.settle(RequestId(1), true, Micros(9)));
     let updates: Vec<_> = host.sched.drain_updates().collect();
-    assert!(matches!(updates[2], Update::Token { token: Token(8), index: 1, .. }));
-    let reason = FinishReason::Stop;
-    assert!(matches!(&updates[3], Update::Finished { reason: r, .. } if *r == reason));
+    assert!(matches!(&updates[..], [Update::Finished { reason: FinishReason::Stop, .. }]));
+    assert!(!host.sched.settle(RequestId(1), true, Micros(9)), "it is not live any more");
+}
+
+#[test]
+fn a_held_request_at_its_limit_ends_for_its_length_where_the_grammar_would_go_on() {
+    let mut host = Host::new(1, 3, 20, 1);
+    host.submit(&request(1, 3, 1)).unwrap();
+    host.launch().unwrap();
+    host.finish(&[Outcome::SampledHeld(Token(7))]);
+    assert!(host.launch().is_none() && host.sched.running() == 1);
+    assert!(host.sched.settle(RequestId(1), false, Micros(9)));
+    let updates: Vec<_> = host.sched.drain_updates().collect();
+    assert!(matches!(updates.last(), Some(Update::Finished { reason: FinishReason::Length, .. })));
+    assert!(host.sched.is_idle());
 }
 
 #[test]

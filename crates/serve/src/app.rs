@@ -44,6 +44,8 @@ pub struct App {
     pub token_bytes_max: usize,
     /// Tokens of KV that the pool holds.
     pub capacity_tokens: u64,
+    /// Sequences that can be live at once: running and queued.
+    pub sequences_max: u32,
     /// Names of requests and responses.
     pub ids: Ids,
     /// Answers in the making.
@@ -97,6 +99,7 @@ impl App {
         let s = &config.settings;
         let status = engine.status();
         let capacity_tokens = status.capacity_tokens();
+        let sequences_max = status.running_max + status.queued_max;
         let model = status.model;
         let model_name = config.model_name(&model).to_owned();
         let keys = Keys {
@@ -111,6 +114,7 @@ impl App {
             fingerprint: fingerprint(&model),
             token_bytes_max: token_bytes_max(&text),
             capacity_tokens,
+            sequences_max,
             ids: Ids::new(),
             live: Arc::default(),
             metrics: Arc::new(metrics),

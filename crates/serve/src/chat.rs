@@ -111,18 +111,20 @@ impl Asked {
         let asked = self.common.max_tokens;
         let min = self.common.params.min_tokens;
         let max_tokens = prepare::max_tokens(app, "messages", self.prompt.len(), (min, asked))?;
-        let one = |choice| {
+        let count = self.common.n as usize;
+        prepare::check_sequences(app, "n", count)?;
+        let masks = self.tools.masks(app, &self.format, count)?;
+        let one = |(choice, grammar)| {
             let params = SamplingParams {
                 choice,
                 max_tokens,
                 logprobs: self.scores,
                 ..self.common.params.clone()
             };
-            let grammar = self.tools.mask(app, &self.format)?;
             let (prompt, private) = (Arc::clone(&self.prompt), self.common.private);
-            Ok(Planned { prompt, params, grammar, private })
+            Planned { prompt, params, grammar, private }
         };
-        (0..self.common.n).map(one).collect()
+        Ok((0..self.common.n).zip(masks).map(one).collect())
     }
 
     fn choices(&self, app: &App) -> Result<Vec<Choice>, ApiError> {
@@ -132,6 +134,7 @@ impl Asked {
                 parser: Some(self.tools.parser()),
                 tool_finish: self.tools.finish(),
                 wants_scores: self.scores.is_some(),
+                grammar_field: self.tools.grammar_field(&self.format),
                 prompt_tokens: self.prompt.len() as u32,
             }))
         };

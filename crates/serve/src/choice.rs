@@ -114,6 +114,7 @@ pub struct Choice {
     /// Named tool choices end with `stop`, as OpenAI's do.
     tool_finish: Finish,
     wants_scores: bool,
+    grammar_field: Option<&'static str>,
     chars: usize,
     prompt_scores: Vec<TokenLogprob>,
     /// Tokens whose text has not been sent yet.
@@ -133,6 +134,8 @@ pub struct ChoiceStart {
     pub tool_finish: Finish,
     /// Report log-probabilities.
     pub wants_scores: bool,
+    /// The field that its grammar came from.
+    pub grammar_field: Option<&'static str>,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
 }
@@ -145,6 +148,7 @@ impl Choice {
             parser: start.parser,
             tool_finish: start.tool_finish,
             wants_scores: start.wants_scores,
+            grammar_field: start.grammar_field,
             chars: 0,
             prompt_scores: Vec::new(),
             held: Vec::new(),
@@ -181,8 +185,18 @@ impl Choice {
                 if matches!(failure, Failure::Engine { .. } | Failure::Audit { .. }) {
                     tracing::error!("a request failed in the engine: {failure}");
                 }
-                Err(ApiError::Failed(failure))
+                Err(self.failed(failure))
             }
+        }
+    }
+
+    /// A grammar that cannot be followed to its end is its sender's fault, and names its field.
+    fn failed(&self, failure: Failure) -> ApiError {
+        match (failure, self.grammar_field) {
+            (Failure::Grammar(e), Some(field)) if e.is_of_the_grammar() => {
+                ApiError::unsupported(field, format!("could not be followed further: {e}"))
+            }
+            (failure, _) => ApiError::Failed(failure),
         }
     }
 

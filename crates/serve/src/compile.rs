@@ -3,8 +3,9 @@
 //! What a client sends as a schema or a grammar decides how deep and how long the compiler
 //! recurses: a chain of a few hundred references once overflowed the stack and ended the process,
 //! and a handful of patterns held the threads that every request needs. So a compilation has a
-//! thread of its own, with a stack for the deepest source that is taken, a time after which its
-//! request stops waiting, and few companions.
+//! thread of its own, with a stack for the deepest source that is taken, and few companions. It
+//! ends by itself: its work is counted, and what is not counted is ended by the clock
+//! (`lockstep_flow::limits`). The hardest sources known take 0.7 s.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -19,14 +20,14 @@ use std::time::{Duration, Instant};
 /// Address space of a compilation's stack; only what is touched becomes memory.
 const STACK_BYTES: usize = 1 << 30;
 
-/// How long a request waits for its grammar.
+/// How long a request waits for its grammar: a guard against work that nothing counts.
 const COMPILE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Compilations at once, those included whose requests no longer wait.
-const COMPILING_MAX: usize = 2;
+const COMPILING_MAX: usize = 4;
 
-/// How long a request waits for one of those places.
-const PLACE_LIMIT: Duration = Duration::from_secs(1);
+/// How long a request waits for one of those places: several of the hardest ones.
+const PLACE_LIMIT: Duration = Duration::from_secs(5);
 
 static COMPILING: AtomicUsize = AtomicUsize::new(0);
 
@@ -55,25 +56,26 @@ impl Drop for Place {
     }
 }
 
-/// Compiles `spec`, which came from `field`. Blocks for up to [`COMPILE_LIMIT`].
+/// Compiles `spec`, which came from `field`, for `count` sequences. Blocks for up to [`COMPILE_LIMIT`].
 ///
 /// # Errors
 /// 422 where it does not compile, or not in time; 503 where slow ones take all places.
-pub fn grammar(
+pub fn grammars(
     app: &App,
     field: &str,
     spec: &GrammarSpec,
     after_reasoning: Option<&str>,
-) -> Result<Box<dyn TokenMask>, ApiError> {
+    count: usize,
+) -> Result<Vec<Box<dyn TokenMask>>, ApiError> {
     let place = Place::take().ok_or_else(|| {
-        let why = format!("{COMPILING_MAX} grammars that take long are being compiled");
-        ApiError::Refused { refusal: Refusal::NotServing { why }, param: "response_format" }
+        let why = format!("{COMPILING_MAX} grammars that take long are being compiled; retry");
+        ApiError::Refused { refusal: Refusal::NotServing { why }, param: "" }
     })?;
     let (done, wait) = sync_channel(1);
     let (text, spec) = (Arc::clone(&app.text), spec.clone());
     let after = after_reasoning.map(str::to_owned);
     let work = move || {
-        let made = text.grammar(&spec, after.as_deref());
+        let made = text.grammars(&spec, after.as_deref(), count);
         drop(place);
         // A request that has stopped waiting has been answered.
         let _ = done.send(made);

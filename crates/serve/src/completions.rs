@@ -46,6 +46,7 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     let top = TOP_LOGPROBS_MAX as u64;
     let scores = fields.count("logprobs", 0, top)?.map(|n| n as u32);
     let best_of = fields.count("best_of", 1, u64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
+    let count_field = if best_of > common.n { "best_of" } else { "n" };
     let best_of = best_of.max(common.n);
     if best_of > common.n && common.stream {
         let what =
@@ -60,12 +61,11 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     let prompt = fields
         .take("prompt")
         .ok_or_else(|| ApiError::field("prompt", "is missing; send a string or token ids"))?;
+    let count = prompt.as_array().filter(|items| !items.iter().all(Value::is_number));
+    let sequences = count.map_or(1, Vec::len).saturating_mul(best_of as usize);
+    let param = if sequences == best_of as usize { count_field } else { "prompt" };
+    prepare::check_sequences(app, param, sequences)?;
     let prompts = prompts(app, prompt, add_bos)?;
-    let sequences = prompts.len() * best_of as usize;
-    if sequences > PROMPTS_MAX {
-        let what = format!("asks for {sequences} sequences in all; at most {PROMPTS_MAX} are made");
-        return Err(ApiError::field("prompt", what));
-    }
     Ok(Asked { common, prompts, echo, best_of, scores, format })
 }
 
@@ -111,6 +111,11 @@ fn prompts(app: &App, prompt: Value, add_bos: bool) -> Result<Vec<Prompt>, ApiEr
 impl Asked {
     fn plan(&self, app: &App) -> Result<Vec<Planned>, ApiError> {
         let mut planned = Vec::new();
+        let count = self.prompts.len() * self.best_of as usize;
+        let mut grammars = match self.format.spec() {
+            None => Vec::new(),
+            Some((field, spec)) => compile::grammars(app, field, spec, None, count)?,
+        };
         for prompt in &self.prompts {
             let asked = self.common.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT).max(1);
             let limits = (self.common.params.min_tokens, Some(asked));
@@ -124,10 +129,7 @@ impl Asked {
                     prompt_logprobs: self.echo && self.scores.is_some(),
                     ..self.common.params.clone()
                 };
-                let grammar = match self.format.spec() {
-                    None => None,
-                    Some((field, spec)) => Some(compile::grammar(app, field, spec, None)?),
-                };
+                let grammar = grammars.pop();
                 let (prompt, private) = (Arc::clone(&prompt.tokens), self.common.private);
                 planned.push(Planned { prompt, params, grammar, private });
             }
@@ -144,6 +146,7 @@ impl Asked {
                     parser: None,
                     tool_finish: Finish::Stop,
                     wants_scores: self.scores.is_some(),
+                    grammar_field: self.format.spec().map(|(field, _)| field),
                     prompt_tokens: prompt.tokens.len() as u32,
                 }));
             }

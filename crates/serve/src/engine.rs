@@ -1,16 +1,17 @@
 //! The handle through which HTTP reaches the step loop.
 
-use lockstep_flow::{EngineStatus, EventSink, Micros, Refusal, Request, RequestId, Ticket};
+use lockstep_engine::Submission;
+use lockstep_flow::{EngineStatus, Micros, Refusal, RequestId, Ticket};
 
 /// A running engine. Every method returns at once except [`Engine::shutdown`]; none of them waits
 /// for a step.
 ///
-/// Contract 5 as seen from here: a request for which [`Engine::submit`] returned a ticket gets
+/// Contract 5 as seen from here: a request for which [`Engine::submit_all`] returned a ticket gets
 /// exactly one final event, whatever happens; one that was refused gets none.
 pub trait Engine: Send + Sync + 'static {
-    /// Admits a request, or says why not. Its events go to `sink` from the step thread. A sink
-    /// that answers false cancels its request within one step.
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, Refusal>;
+    /// Admits all of these requests or none, and says why not. Events of each go to its sink from
+    /// the step thread. A sink that answers false cancels its request within one step.
+    fn submit_all(&self, submissions: Vec<Submission>) -> Result<Vec<Ticket>, Refusal>;
 
     /// Ends a queued or running request with [`lockstep_flow::Failure::Cancelled`] within one
     /// step. A request that is unknown or has ended is ignored.
@@ -38,8 +39,8 @@ pub fn present(engine: &dyn Engine) -> EngineStatus {
 }
 
 impl Engine for lockstep_engine::Handle {
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, Refusal> {
-        self.submit(request, sink)
+    fn submit_all(&self, submissions: Vec<Submission>) -> Result<Vec<Ticket>, Refusal> {
+        self.submit_all(submissions)
     }
 
     fn cancel(&self, id: RequestId) {

@@ -126,6 +126,7 @@ impl ApiError {
             ApiError::Expectation { .. } => "unsupported_expectation",
             ApiError::Refused { refusal, .. } => match refusal {
                 Refusal::QueueFull { .. } => "queue_full",
+                Refusal::TooManySequences { .. } => "too_many_sequences",
                 Refusal::NotServing { .. } => "not_serving",
                 Refusal::ContextTooLong { .. } => "context_length_exceeded",
                 Refusal::PoolTooSmall { .. } => "kv_pool_too_small",

@@ -175,6 +175,7 @@ fn totals(page: &mut Page<'_>, s: &EngineStatus) -> fmt::Result {
         ("lockstep_admitted_requests", c.admitted),
         ("lockstep_finished_requests", c.finished),
         ("lockstep_cancelled_requests", c.cancelled),
+        ("lockstep_grammar_stopped_requests", c.grammar_stopped),
         ("lockstep_failed_requests", c.failed),
         ("lockstep_preemptions", c.preemptions),
         ("lockstep_evicted_pages", c.evicted_pages),

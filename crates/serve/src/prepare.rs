@@ -107,13 +107,28 @@ pub fn text_error(param: &str, e: &TextError) -> ApiError {
         E::UnknownTool { .. } | E::NoTools => ApiError::field("tool_choice", what),
         E::Stop { .. } => ApiError::field("stop", what),
         E::Messages { .. } | E::TemplateRaised { .. } => ApiError::field(param, what),
-        E::PromptTooLong { .. } | E::GrammarTooLarge { .. } => ApiError::field(param, what),
+        E::PromptTooLong { .. } => ApiError::field(param, what),
         E::NoTemplate
         | E::TemplateSyntax { .. }
         | E::TemplateFailed { .. }
         | E::TemplateTooSlow { .. }
-        | E::Grammar { .. } => ApiError::unsupported(param, what),
+        | E::Grammar { .. }
+        | E::GrammarTooLarge { .. }
+        | E::GrammarEngine { .. } => ApiError::unsupported(param, what),
         _ => ApiError::Internal { what: e.to_string() },
+    }
+}
+
+/// Refuses more sequences than can ever be live at once, before anything is made for them. The
+/// answer is not 429: no waiting helps.
+pub fn check_sequences(app: &App, param: &'static str, sequences: usize) -> Result<(), ApiError> {
+    let (sequences, limit) = (u32::try_from(sequences).unwrap_or(u32::MAX), app.sequences_max);
+    match sequences > limit {
+        true => Err(ApiError::Refused {
+            refusal: Refusal::TooManySequences { sequences, limit },
+            param,
+        }),
+        false => Ok(()),
     }
 }
 

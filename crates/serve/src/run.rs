@@ -5,6 +5,7 @@ use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::live::Registered;
 use crate::metrics::Metrics;
+use lockstep_engine::Submission;
 use lockstep_flow::{
     Event, EventKind, EventSink, Failure, Micros, Request, RequestId, SamplingParams, Token,
     TokenMask, Usage,
@@ -77,7 +78,7 @@ impl Run {
         };
         let arrived = app.engine.now();
         let deadline = app.request_timeout.map(|t| Micros(arrived.0 + t.as_micros() as u64));
-        for (index, p) in planned.into_iter().enumerate() {
+        let submission = |(index, p): (usize, Planned)| -> Submission {
             let request = Request {
                 id: run.ids[index],
                 prompt: p.prompt,
@@ -88,14 +89,12 @@ impl Run {
                 adapter: 0,
                 use_prefix_cache: !p.private,
             };
-            let sink = Sink::new(index, sender.clone(), Arc::clone(&app.metrics));
-            // A refusal drops `run`, which cancels the sequences before this one.
-            app.engine
-                .submit(request, Box::new(sink))
-                .map_err(|refusal| ApiError::Refused { refusal, param })?;
-            run.ended[index] = false;
-            run.open += 1;
-        }
+            (request, Box::new(Sink::new(index, sender.clone(), Arc::clone(&app.metrics))))
+        };
+        let all = planned.into_iter().enumerate().map(submission).collect();
+        app.engine.submit_all(all).map_err(|refusal| ApiError::Refused { refusal, param })?;
+        run.ended.fill(false);
+        run.open = run.ids.len();
         Ok(run)
     }
 

@@ -206,6 +206,7 @@ fn counters(s: &EngineStatus) -> Value {
         "admitted": c.admitted,
         "finished": c.finished,
         "cancelled": c.cancelled,
+        "grammar_stopped": c.grammar_stopped,
         "failed": c.failed,
         "refused_queue_full": c.refused_queue_full,
         "refused_other": c.refused_other,

@@ -97,11 +97,25 @@ impl Tools {
         self.opened = self.reasoning.is_some_and(|marks| marks.opened_by(prompt));
     }
 
-    /// A fresh grammar state of tools and format together.
-    pub fn mask(&self, app: &App, format: &Format) -> Result<Option<Box<dyn TokenMask>>, ApiError> {
+    /// The field that a grammar of tools and format together comes from.
+    pub fn grammar_field(&self, format: &Format) -> Option<&'static str> {
+        self.format.map(|_| "tools").or_else(|| format.spec().map(|(field, _)| field))
+    }
+
+    /// Fresh grammar states of tools and format together, for `count` sequences; none where text
+    /// is free.
+    pub fn masks(
+        &self,
+        app: &App,
+        format: &Format,
+        count: usize,
+    ) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
         let after = self.reasoning.filter(|_| self.opened).map(|marks| marks.end);
-        let compile =
-            |field: &str, spec: &GrammarSpec| compile::grammar(app, field, spec, after).map(Some);
+        let free = || Ok((0..count).map(|_| None).collect());
+        let compile = |field: &str, spec: &GrammarSpec| {
+            let masks = compile::grammars(app, field, spec, after, count)?;
+            Ok(masks.into_iter().map(Some).collect())
+        };
         let tools = self.format.map(|format| GrammarSpec::Tools {
             tools: self.specs.clone(),
             choice: self.choice.clone(),
@@ -109,7 +123,7 @@ impl Tools {
             parallel: self.parallel,
         });
         match (tools, format.spec()) {
-            (None, None) => Ok(None),
+            (None, None) => free(),
             (None, Some((field, spec))) => compile(field, spec),
             (Some(_), Some((field, _))) if self.choice == ToolChoice::Auto => {
                 let what = "cannot be combined with tools that the model may or may not call; \
@@ -120,7 +134,7 @@ impl Tools {
                 Err(e) if self.is_lenient() => {
                     app.metrics.unconstrained_tools.inc();
                     tracing::warn!("tool calls of a request are not held to their schemas: {e}");
-                    Ok(None)
+                    free()
                 }
                 result => result,
             },

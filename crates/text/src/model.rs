@@ -246,7 +246,7 @@ impl TextModel {
         format.chain(reasoning).filter_map(|text| self.token_of(text)).collect()
     }
 
-    /// Compiles a grammar for one sequence. `after_reasoning` is the mark that ends the reasoning,
+    /// Compiles a grammar, its first mask included, for one sequence. `after_reasoning` is the mark that ends the reasoning,
     /// where the output begins with it ([`ReasoningMarks::opened_by`]): the grammar holds for what
     /// follows. Takes about a millisecond; the first call builds what all share, about 100 ms.
     pub fn grammar(
@@ -254,8 +254,19 @@ impl TextModel {
         spec: &GrammarSpec,
         after_reasoning: Option<&str>,
     ) -> Result<Box<dyn TokenMask>, TextError> {
+        let mut one = self.grammars(spec, after_reasoning, 1)?;
+        Ok(one.pop().expect("one was asked for"))
+    }
+
+    /// As [`TextModel::grammar`], for `count` sequences that share nothing; it is compiled once.
+    pub fn grammars(
+        &self,
+        spec: &GrammarSpec,
+        after_reasoning: Option<&str>,
+        count: usize,
+    ) -> Result<Vec<Box<dyn TokenMask>>, TextError> {
         match self.grammars.get_or_init(|| Grammars::new(self.tokenizer.clone(), &self.eos)) {
-            Ok(grammars) => grammars.compile(spec, after_reasoning),
+            Ok(grammars) => grammars.compile(spec, after_reasoning, count),
             Err(e) => Err(e.clone()),
         }
     }

@@ -286,10 +286,10 @@ fn check_padding(tables: &Tables, batch: &Batch, stride: usize) {
 }
 
 /// The sample that a row of the history gives; the same function as the oracle's.
-pub fn outcome(token: Option<Token>, last: bool) -> Outcome {
-    match (token, last) {
+pub fn outcome(token: Option<Token>, held: bool) -> Outcome {
+    match (token, held) {
         (None, _) => Outcome::Computed,
         (Some(t), false) => Outcome::Sampled(t),
-        (Some(t), true) => Outcome::SampledLast(t),
+        (Some(t), true) => Outcome::SampledHeld(t),
     }
 }

@@ -8,7 +8,7 @@ use lockstep_flow::{
 };
 use lockstep_pool::{Pool, PoolConfig, SubPool};
 use lockstep_sched::{
-    Ladder, Logits, Outcome, SchedConfig, Scheduler, TokenSource, Update, standard_buckets,
+    Ladder, Logits, SchedConfig, Scheduler, TokenSource, Update, standard_buckets,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -81,6 +81,9 @@ pub struct World {
     pub now: Micros,
     seen: HashMap<RequestId, Seen>,
     aborted: HashMap<RequestId, Failure>,
+    /// Whose grammar is at work, when it is done, and whether only the end may follow.
+    held: Vec<(RequestId, u64, bool)>,
+    launches: u64,
     next: u64,
     pub refused: u64,
 }
@@ -120,6 +123,8 @@ impl World {
             now: Micros(0),
             seen: HashMap::new(),
             aborted: HashMap::new(),
+            held: Vec::new(),
+            launches: 0,
             next: 1,
             refused: 0,
         }
@@ -209,6 +214,19 @@ impl World {
         self.drain(&[]);
     }
 
+    /// Grammars that are done say what they found; all of them where nothing else can happen.
+    fn answer_held(&mut self, all: bool) -> bool {
+        let due = |h: &(RequestId, u64, bool)| all || h.1 <= self.launches;
+        let (done, rest) = std::mem::take(&mut self.held).into_iter().partition(due);
+        let done: Vec<_> = done;
+        self.held = rest;
+        for (request, _, complete) in &done {
+            self.sched.settle(*request, *complete, self.now);
+        }
+        self.drain(&[]);
+        !done.is_empty()
+    }
+
     /// Plans and launches a step; false where there was nothing to do.
     pub fn launch(&mut self) -> bool {
         self.launch_without(None)
@@ -216,9 +234,11 @@ impl World {
 
     /// As [`World::launch`], and a request is cancelled in between.
     pub fn launch_without(&mut self, cancelled: Option<usize>) -> bool {
+        self.launches += 1;
+        self.answer_held(false);
         let Some(mut batch) = self.sched.plan(self.now).cloned() else {
             self.drain(&[]);
-            return false;
+            return self.sched.steps_in_flight() == 0 && self.answer_held(true);
         };
         if let Some(n) = cancelled {
             self.cancel(n);
@@ -258,16 +278,16 @@ impl World {
     pub fn complete(&mut self) -> bool {
         let Some(back) = self.device.collect(&self.truth) else { return false };
         assert_eq!(self.sched.oldest_step().map(|b| &b.rows), Some(&back.batch.rows));
-        let outcomes: Vec<Outcome> = back
-            .batch
-            .rows
-            .iter()
-            .zip(&back.sampled)
-            .map(|(row, token)| {
-                let grammar = self.truth[&row.plan.request].grammar;
-                outcome(*token, grammar && row.output_index + 1 == GRAMMAR_TOKENS)
-            })
-            .collect();
+        let mut outcomes = Vec::new();
+        for (row, token) in back.batch.rows.iter().zip(&back.sampled) {
+            let request = row.plan.request;
+            let held = self.truth[&request].grammar;
+            if held && token.is_some() && self.sched.is_live(row) {
+                let after = self.launches + (request.0 + u64::from(row.output_index)) % 4;
+                self.held.push((request, after, row.output_index + 1 == GRAMMAR_TOKENS));
+            }
+            outcomes.push(outcome(*token, held));
+        }
         self.sched.complete(back.lease, &outcomes, self.now).unwrap();
         self.drain(&back.logits);
         self.settle();

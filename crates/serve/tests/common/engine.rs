@@ -3,6 +3,7 @@
 //! `[[words]]` in a prompt is answered with `words`; without it the answer is a hash of prompt,
 //! seed and position, which is any bytes at all. A grammar overrules both.
 
+use lockstep_engine::Submission;
 use lockstep_flow::status::{
     BucketMode, BucketUse, Counters, DeviceFacts, Health, ModelFacts, SubPoolUse,
 };
@@ -313,7 +314,7 @@ impl Toy {
         Some(tokens)
     }
 
-    fn refusal(&self, request: &Request, state: &State) -> Option<Refusal> {
+    fn refusal(&self, request: &Request, count: u32, state: &State) -> Option<Refusal> {
         let (prompt, max) = (request.prompt.len() as u32, request.params.max_tokens);
         let vocab = self.text.vocab_size();
         let outside = request.prompt.iter().position(|t| t.0 >= vocab);
@@ -337,7 +338,10 @@ impl Toy {
                 needed_tokens: prompt + max,
                 capacity_tokens: self.config.pages * PAGE,
             })
-        } else if queued >= self.config.queued_max {
+        } else if count > self.config.queued_max + self.config.running_max {
+            let limit = self.config.queued_max + self.config.running_max;
+            Some(Refusal::TooManySequences { sequences: count, limit })
+        } else if queued + count > self.config.queued_max {
             let limit = self.config.queued_max;
             Some(Refusal::QueueFull { queued, limit, retry_after_s: 3 })
         } else {
@@ -347,22 +351,28 @@ impl Toy {
 }
 
 impl Engine for Toy {
-    fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<Ticket, Refusal> {
+    fn submit_all(&self, all: Vec<Submission>) -> Result<Vec<Ticket>, Refusal> {
         let mut state = self.state.lock().unwrap();
-        if let Some(refusal) = self.refusal(&request, &state) {
+        let count = all.len() as u32;
+        let refusal = all.iter().find_map(|(r, _)| self.refusal(r, count, &state));
+        if let Some(refusal) = refusal {
             match refusal {
-                Refusal::QueueFull { .. } => state.counters.refused_queue_full += 1,
-                _ => state.counters.refused_other += 1,
+                Refusal::QueueFull { .. } => state.counters.refused_queue_full += u64::from(count),
+                _ => state.counters.refused_other += u64::from(count),
             }
             return Err(refusal);
         }
-        let ticket = Ticket { id: request.id, queued_before: state.queued.len() as u32 };
-        state.counters.admitted += 1;
-        state.counters.prompt_tokens += request.prompt.len() as u64;
-        let script = self.script(&request);
-        state.queued.push_back(Sequence { script, request, sink, made: vec![], started: false });
+        let mut tickets = Vec::new();
+        for (request, sink) in all {
+            tickets.push(Ticket { id: request.id, queued_before: state.queued.len() as u32 });
+            state.counters.admitted += 1;
+            state.counters.prompt_tokens += request.prompt.len() as u64;
+            let script = self.script(&request);
+            let (made, started) = (vec![], false);
+            state.queued.push_back(Sequence { script, request, sink, made, started });
+        }
         self.wake.notify_all();
-        Ok(ticket)
+        Ok(tickets)
     }
 
     fn cancel(&self, id: RequestId) {

@@ -10,6 +10,11 @@ use std::sync::Arc;
 /// Tokens of more bytes are never allowed under a grammar: the tree is walked by recursion.
 const TOKEN_BYTES_MAX: usize = 256;
 
+/// Bytes that a grammar forces and that are cut into tokens together: a mask needs the first of
+/// those tokens only, and a grammar may force a megabyte.
+const FORCED_BYTES_MAX: usize = 2048;
+const _: () = assert!(FORCED_BYTES_MAX > 4 * TOKEN_BYTES_MAX, "the first token is never cut");
+
 struct Environment {
     trie: TokTrie,
     tokenizer: Arc<Tokenizer>,
@@ -21,7 +26,11 @@ impl TokenizerEnv for Environment {
     }
 
     fn tokenize_bytes(&self, s: &[u8]) -> Vec<TokenId> {
-        self.trie.tokenize_with_greedy_fallback(s, |text| {
+        let mut end = s.len().min(FORCED_BYTES_MAX);
+        while end < s.len() && end > FORCED_BYTES_MAX - 4 && s[end] & 0xc0 == 0x80 {
+            end -= 1;
+        }
+        self.trie.tokenize_with_greedy_fallback(&s[..end], |text| {
             let tokens = self.tokenizer.encode(text, Encode::TEXT).unwrap_or_default();
             tokens.into_iter().map(|t| t.0).collect()
         })

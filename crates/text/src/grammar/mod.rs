@@ -2,19 +2,24 @@
 //! the form of a tool call.
 
 mod bridge;
+mod guard;
 mod lark;
 mod mask;
+mod watch;
 
 use crate::TextError;
 use crate::tokenizer::Tokenizer;
 use crate::tools::{ToolChoice, ToolFormat, Tools};
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use guard::{Fault, guarded};
+use llguidance::ParserFactory;
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{Matcher, ParserFactory};
-use lockstep_flow::{Token, TokenMask};
+use lockstep_flow::{MaskError, Token, TokenMask};
+use mask::{Common, GrammarMask};
 use serde_json::{Value, json};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use watch::Watch;
 
 /// Bytes of a grammar, schema or pattern, at most.
 const SOURCE_BYTES_MAX: usize = 256 << 10;
@@ -22,6 +27,9 @@ const SOURCE_BYTES_MAX: usize = 256 << 10;
 const REGEX_BYTES_MAX: usize = 16 << 10;
 /// Brackets that may be open at once in a grammar: its parser recurses.
 const NESTING_MAX: usize = 64;
+
+/// How long the schemas of a request's tools may take to be looked at one by one.
+const TOOLS_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an output must look like.
 #[derive(Clone, PartialEq, Debug)]
@@ -64,7 +72,7 @@ impl GrammarSpec {
 pub(crate) struct Grammars {
     factory: ParserFactory,
     tokenizer: Arc<Tokenizer>,
-    eos: Arc<[Token]>,
+    common: Common,
 }
 
 impl Grammars {
@@ -73,26 +81,23 @@ impl Grammars {
         let env = bridge::environment(tokenizer.clone(), eos)?;
         let build =
             || ParserFactory::new(&env, InferenceCapabilities::default(), &bridge::slices());
-        let mut factory = guarded(build).map_err(engine)?;
+        let mut factory = guarded(build).map_err(|e| engine(e.into_words()))?;
         factory.quiet();
-        let limits = factory.limits_mut();
-        // A mask is computed between two steps: about 15 and 2.5 ms at these figures, which only
-        // schemas made to be hard come near.
-        limits.step_lexer_fuel = 200_000;
-        limits.step_max_items = 50_000;
-        limits.max_lexer_states = 50_000;
-        limits.max_grammar_size = 200_000;
-        limits.verbose_errors = false;
-        Ok(Grammars { factory, tokenizer, eos: eos.into() })
+        *factory.limits_mut() = limits();
+        let watch = Watch::start().map_err(|e| engine(format!("no thread to watch it: {e}")))?;
+        let vocab = tokenizer.pieces().len() as u32;
+        let common = Common { watch: Arc::new(watch), vocab, eos: eos.into() };
+        Ok(Grammars { factory, tokenizer, common })
     }
 
-    /// Compiles `spec`. Where the output begins with reasoning, `after` is the mark that ends it;
-    /// the grammar then holds for what follows the mark.
+    /// Compiles `spec` and its first mask once, for `count` sequences. Where the output begins with
+    /// reasoning, `after` is the mark that ends it; the grammar then holds for what follows.
     pub(crate) fn compile(
         &self,
         spec: &GrammarSpec,
         after: Option<&str>,
-    ) -> Result<Box<dyn TokenMask>, TextError> {
+        count: usize,
+    ) -> Result<Vec<Box<dyn TokenMask>>, TextError> {
         let body = self.body(spec)?;
         let grammars = match after {
             None => vec![body],
@@ -102,15 +107,43 @@ impl Grammars {
                 vec![GrammarWithLexer::from_lark(main), body]
             }
         };
+        let kind = spec.kind();
+        self.check_tools(spec)?;
+        let mask = self.begin(kind, grammars)?;
+        let forks = (1..count).map(|_| mask.fork()).collect::<Vec<_>>();
+        let all = forks.into_iter().chain([mask]).take(count);
+        Ok(all.map(|mask| Box::new(mask) as Box<dyn TokenMask>).collect())
+    }
+
+    fn begin(
+        &self,
+        kind: &'static str,
+        grammars: Vec<GrammarWithLexer>,
+    ) -> Result<GrammarMask, TextError> {
         let top = TopLevelGrammar { grammars, max_tokens: None };
-        let refused = |what| TextError::Grammar { kind: spec.kind(), what };
-        let parser = guarded(|| self.factory.create_parser(top)).map_err(refused)?;
-        let mut matcher = Matcher::new(Ok(parser));
-        // The first mask is made here: a grammar that allows no first token fails now, not on the
-        // step thread.
-        matcher.compute_mask_or_eos().map_err(|e| refused(e.to_string()))?;
-        let vocab = self.tokenizer.pieces().len() as u32;
-        Ok(Box::new(mask::GrammarMask::new(matcher, vocab, self.eos.clone())))
+        let parser = guarded(|| self.factory.create_parser(top))
+            .map_err(|e: Fault| TextError::Grammar { kind, what: e.into_words() })?;
+        GrammarMask::begin(parser, self.common.clone()).map_err(|e| refused(kind, e))
+    }
+
+    /// Arguments that nothing satisfies because their schema refers to itself would be found only
+    /// where the model comes to them: the text of a call in front of them compiles.
+    fn check_tools(&self, spec: &GrammarSpec) -> Result<(), TextError> {
+        let GrammarSpec::Tools { tools, choice, .. } = spec else { return Ok(()) };
+        let (kind, begun) = (spec.kind(), Instant::now());
+        for tool in tools.chosen(choice)? {
+            if tool.parameters.to_string().contains("\"$ref\"") {
+                let schema = GrammarWithLexer::from_json_schema(lark::compact(&tool.parameters));
+                self.begin(kind, vec![schema])?;
+            }
+            // Each of them is bounded; so are they together.
+            if begun.elapsed() > TOOLS_LIMIT {
+                let what =
+                    format!("it takes more than {} s; make it smaller", TOOLS_LIMIT.as_secs());
+                return Err(TextError::Grammar { kind, what });
+            }
+        }
+        Ok(())
     }
 
     fn body(&self, spec: &GrammarSpec) -> Result<GrammarWithLexer, TextError> {
@@ -155,6 +188,41 @@ impl Grammars {
     }
 }
 
+/// Why a grammar is refused whose first mask failed.
+fn refused(kind: &'static str, e: MaskError) -> TextError {
+    let what = match e {
+        MaskError::DeadEnd => "no text matches it".into(),
+        MaskError::TooComplex { what } => format!("it is too complex ({what}); simplify it"),
+        MaskError::TooSlow { limit_ms } => {
+            format!("its first mask takes more than {limit_ms} ms; simplify it")
+        }
+        other => other.to_string(),
+    };
+    TextError::Grammar { kind, what }
+}
+
+/// What one grammar may cost. The engine counts these; what it does not count is ended by the
+/// clock ([`watch`]). What grammars cost is in `docs/performance.md`.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        // Work on regular expressions while compiling.
+        initial_lexer_fuel: 500_000,
+        // Symbols of the rules that a source becomes.
+        max_grammar_size: 200_000,
+        // Work on regular expressions, and parser items, for one mask.
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        // Alternatives that are open at one point.
+        max_items_in_row: 2_000,
+        // States of the lexer, at 1 to 2 kB each, over the whole output.
+        max_lexer_states: 50_000,
+        // Walks the whole vocabulary while compiling, where masks would otherwise do it.
+        precompute_large_lexemes: true,
+        // Errors with the state and the whole grammar in them.
+        verbose_errors: false,
+    }
+}
+
 /// Refuses sources whose brackets nest deeper than the engine's recursive parsers should follow.
 fn nesting(kind: &'static str, source: &str) -> Result<(), TextError> {
     let mut open = 0usize;
@@ -170,17 +238,4 @@ fn nesting(kind: &'static str, source: &str) -> Result<(), TextError> {
         }
     }
     Ok(())
-}
-
-/// Runs a part of the grammar engine; its panics, which inputs made for it can reach, are errors.
-fn guarded<T, E: std::fmt::Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(e)) => Err(e.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(text.unwrap_or("it failed").to_owned())
-        }
-    }
 }

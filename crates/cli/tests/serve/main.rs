@@ -1,6 +1,10 @@
 //! The whole binary with the real model: ready, asked, looked at, stopped.
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod admission;
+mod grammars;
 
 use common::serving::Serving;
 use common::{lockstep, model, temp_dir, wait_until};
@@ -63,36 +67,6 @@ fn a_drain_has_an_end() {
     running.read_to_string(&mut text).unwrap();
     assert!(text.contains("503") && text.contains("shutting_down"), "{text}");
     assert_eq!(serving.child.wait().unwrap().code(), Some(0));
-}
-
-/// Chains of references, once too deep for the compiler's stack, ended the process: every client
-/// of the server paid for one request of 20 KB.
-#[test]
-fn a_deep_chain_of_references_is_answered_and_the_server_lives() {
-    let server = Serving::start("deep-chain", &[]);
-    let links = 1_500;
-    let mut defs = serde_json::Map::new();
-    for i in 0..links {
-        let next =
-            json!({"type": "object", "properties": {"a": {"$ref": format!("#/$defs/d{}", i + 1)}}});
-        defs.insert(format!("d{i}"), next);
-    }
-    defs.insert(format!("d{links}"), json!({"type": "string"}));
-    let schema = json!({"$ref": "#/$defs/d0", "$defs": defs});
-    let cycle: String = (0..links)
-        .map(|i| format!("r{i}: \"x\" r{}\n", (i + 1) % links))
-        .chain(["start: r0\n".to_owned()])
-        .collect();
-    for more in [json!({"guided_json": schema}), json!({"guided_grammar": cycle})] {
-        let mut body = json!({"prompt": "a", "max_tokens": 2});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (head, answer) = server.post("/v1/completions", &body);
-        let sound = answer.get("choices").is_some() || answer.get("error").is_some();
-        assert!(sound, "{head}\n{answer}");
-    }
-    let plain = json!({"prompt": "a", "max_tokens": 2});
-    let (head, answer) = server.post("/v1/completions", &plain);
-    assert!(head.contains("200"), "{head}\n{answer}");
 }
 
 /// A model whose chat template does not parse once started without a word.
