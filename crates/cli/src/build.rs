@@ -186,6 +186,8 @@ pub fn knobs(settings: &Settings) -> Knobs {
         audit_rate: count("audit.rate"),
         on_mismatch: OnMismatch::of(settings.text("audit.on-mismatch")).unwrap_or_default(),
         eager: settings.flag("decode.eager"),
+        watch_s: count("generations.watch"),
+        staging_bytes: settings.number("generations.memory"),
         ..Knobs::default()
     }
 }

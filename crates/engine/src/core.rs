@@ -2,12 +2,15 @@
 
 use crate::active::{Active, ActiveMap};
 use crate::audit::Audit;
+use crate::canary::CanaryState;
+use crate::flip::{Spent, Watch};
 use crate::generation::{Bucket, Generation, Io};
 use crate::handle::Command;
 use crate::inputs;
 use crate::masks::{Done, Guide, Masks, Verdict};
 use crate::publish::Shared;
 use crate::tap::Tap;
+use crate::yard::Yard;
 use lockstep_device::sample::SampleResult;
 use lockstep_device::{Device, DeviceError, ExecId, Mode};
 use lockstep_flow::status::{EagerReason, Health};
@@ -47,6 +50,18 @@ pub struct StepCounters {
     pub cancelled: u64,
     /// Requests that ended because their grammar could not be followed further.
     pub grammar_stopped: u64,
+    /// Flips to a staged generation.
+    pub flips: u64,
+    /// Flips back.
+    pub rollbacks: u64,
+    /// Of those, by the audit.
+    pub rollbacks_by_audit: u64,
+    /// Generations retired.
+    pub retired: u64,
+    /// Canary steps.
+    pub canary_steps: u64,
+    /// Manifests that differed.
+    pub manifest_mismatches: u64,
     /// How long decode steps took.
     pub decode_times: Durations,
     /// How long steps with prompt tokens took.
@@ -70,7 +85,19 @@ pub struct BucketCounters {
 pub struct Core {
     pub(crate) device: Box<dyn Device>,
     pub(crate) sched: Scheduler,
-    pub(crate) generation: Generation,
+    /// The live generation.
+    pub(crate) generation: Box<Generation>,
+    /// The one that was live before, until it is retired.
+    pub(crate) draining: Option<Box<Generation>>,
+    /// The one that is on its way up.
+    pub(crate) staged: Option<Box<Generation>>,
+    pub(crate) canary: CanaryState,
+    pub(crate) watch: Option<Watch>,
+    pub(crate) spent: Spent,
+    pub(crate) yard: Arc<Yard>,
+    /// Live token rows of the last step.
+    pub(crate) last_rows: u32,
+    /// Of the live generation's buckets.
     pub(crate) bucket_counters: Vec<BucketCounters>,
     pub(crate) eager_reasons: [u64; EAGER_REASONS.len()],
     pub(crate) counters: StepCounters,
@@ -82,7 +109,7 @@ pub struct Core {
     pub(crate) audit: Audit,
     pub(crate) tap: Option<Tap>,
     pub(crate) masks: Masks,
-    vocab: u32,
+    pub(crate) vocab: u32,
     outcomes: Vec<Outcome>,
     updates: Vec<Update>,
     /// First logit row of each sequence row of the step.
@@ -114,18 +141,25 @@ impl Core {
         device: Box<dyn Device>,
         sched: Scheduler,
         generation: Generation,
-        shared: Arc<Shared>,
-        clock: Arc<dyn Clock>,
+        yard: Arc<Yard>,
         (eager, audit): (bool, Audit),
         replies: Sender<Command>,
     ) -> Core {
         let rows = generation.buckets.iter().map(|b| b.key.seqs).max().unwrap_or(1) as usize;
         let config = sched.config();
-        let (vocab, live_max) = (config.vocab, shared.live_max as usize);
+        let (shared, clock) = (yard.shared.clone(), yard.clock.clone());
+        let (vocab, live_max) = (config.vocab, shared.live_max() as usize);
         Core {
             device,
             bucket_counters: vec![BucketCounters::default(); generation.buckets.len()],
-            generation,
+            generation: Box::new(generation),
+            draining: None,
+            staged: None,
+            canary: CanaryState::default(),
+            watch: None,
+            spent: Spent::default(),
+            yard,
+            last_rows: 0,
             eager_reasons: [0; EAGER_REASONS.len()],
             counters: StepCounters::default(),
             active: ActiveMap::with_capacity(live_max),
@@ -218,6 +252,7 @@ impl Core {
         if !planned {
             return Ok(Turn::Idle);
         }
+        self.note_gap();
         self.audit_reads(now)?;
         let at = self.bucket_of_step();
         let lease = match self.lease(at) {
@@ -231,6 +266,9 @@ impl Core {
         };
         self.fill(at);
         let decode = self.step().decode_rows as usize == self.step().rows.len();
+        if !self.generation.buckets[at].checked {
+            self.check_manifest(at);
+        }
         let result = self.run_audited(at, &lease, now);
         match result {
             Ok(()) => {
@@ -245,6 +283,8 @@ impl Core {
                 let times = if decode { &mut c.decode_times } else { &mut c.prefill_times };
                 times.add(end.since(now));
                 self.audit_complete(end)?;
+                self.check_manifests();
+                self.watch_over(end);
                 Ok(Turn::Stepped)
             }
             Err(e) => {
@@ -323,6 +363,7 @@ impl Core {
         let batch = self.step();
         let decode = batch.decode_rows as usize == batch.rows.len();
         let live = batch.live.tokens;
+        self.last_rows = live;
         let c = &mut self.counters;
         let captured = u64::from(reason.is_none());
         c.steps += 1;
@@ -493,9 +534,9 @@ impl Core {
         Some(entries.map(|(i, &token)| entry(&results[row + i], token, wanted)).collect())
     }
 
-    /// Is there nothing live?
+    /// Is there nothing live, and no canary step to run?
     pub fn is_idle(&self) -> bool {
-        self.sched.is_idle()
+        self.sched.is_idle() && !self.canary.has_work()
     }
 }
 

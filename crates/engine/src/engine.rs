@@ -1,6 +1,8 @@
 //! Putting an engine together, and the step thread.
 
 use crate::audit::Audit;
+use crate::blueprint::Blueprint;
+use crate::canary::CANARY_SEQS_MAX;
 use crate::core::Core;
 use crate::generation::{Generation, capture_all, ladder, prove_all};
 use crate::handle::Handle;
@@ -8,6 +10,7 @@ use crate::publish::Shared;
 use crate::status;
 use crate::step_loop::StepLoop;
 use crate::tap::{LogitTap, Tap};
+use crate::yard::Yard;
 use crate::{EngineError, Knobs, RealClock};
 use lockstep_device::Device;
 use lockstep_flow::limits::PAGE_TOKENS;
@@ -17,8 +20,8 @@ use lockstep_model::{Model, PlanShape, SubPool};
 use lockstep_plan::{Backend, KvDtype};
 use lockstep_pool::{Pool, PoolConfig};
 use lockstep_sched::{Ladder, SchedConfig, Scheduler};
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 
 /// What an engine is started with.
 pub struct EngineParts<'a> {
@@ -124,28 +127,35 @@ fn assemble_with(
     for (name, bytes) in model.slot_states() {
         device.bind_state(&name, bytes * u64::from(shape.slots))?;
     }
-    let generation = capture_all(device.as_mut(), 1, shape, proven, knobs.audit_rate > 0)?;
+    let blueprint = Blueprint::new(1, knobs.clone(), shape, proven, "");
+    let mut generation = capture_all(device.as_mut(), Arc::new(blueprint))?;
     let mut audit = Audit::new(&knobs, &generation);
     audit.take_weights(device.as_mut(), &generation)?;
     let late = late().ok_or(EngineError::GivenUp)?;
     if let Some(digest) = late.weights_digest {
         parts.model_facts.weights_digest = digest;
     }
+    let blueprint = Arc::get_mut(&mut generation.blueprint).expect("nobody else has it yet");
+    blueprint.digests.weights.clone_from(&parts.model_facts.weights_digest);
     let eos = [eos, &late.eos].concat();
     let mut sched = scheduler(&knobs, &shape, &generation, &model, &eos, &sub_pools)?;
 
     sched.pool_mut().keep_digests(audit.page_digest_words());
     let clock: Arc<dyn Clock> = Arc::new(RealClock::start());
-    let status = status::initial(&parts.model_facts, &parts.device_facts, &knobs, &generation);
+    let facts = (&parts.model_facts, &parts.device_facts);
+    let status = status::initial(facts, &knobs, &generation, clock.now());
     let live_max = knobs.running_max + knobs.queued_max;
     let shared = Arc::new(Shared::new(sched.limits(), live_max, status));
+    let tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
+    let (workshop, live) = (device.workshop(), Mutex::new(generation.blueprint.clone()));
+    let start = knobs.clone();
+    let yard = Arc::new(Yard { model, backend, workshop, start, live, clock, shared });
     let (sender, commands) = mpsc::channel();
     let how = (knobs.eager, audit);
-    let (seen, time) = (shared.clone(), clock.clone());
-    let mut core = Core::new(device, sched, generation, seen, time, how, sender.clone());
-    core.tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
+    let mut core = Core::new(device, sched, generation, yard.clone(), how, sender.clone());
+    core.tap = tap;
     let steps = StepLoop::new(core, commands);
-    let handle = Handle::new(shared, sender, clock);
+    let handle = Handle::new(yard, sender);
     let capacity_tokens = u64::from(shape.pages - 1) * u64::from(PAGE_TOKENS);
     let (context_tokens, kv_dtype) = (shape.context_tokens, shape.kv_dtype);
     Ok((Started { handle, capacity_tokens, page_bytes, context_tokens, kv_dtype }, steps))
@@ -176,13 +186,18 @@ pub fn plan_shape(
     let auto = || if model.keeps_f32() { KvDtype::F32 } else { KvDtype::F16 };
     let shape = PlanShape {
         pages: 0,
-        slots: knobs.running_max + 1,
+        slots: knobs.running_max + canary_slots(knobs) + 1,
         context_tokens,
         kv_dtype: knobs.kv_dtype.unwrap_or_else(auto),
         lanes: knobs.lanes,
     };
     let page_bytes = model.sub_pools(backend, &shape)?.iter().map(SubPool::page_bytes).sum();
     with_pages(shape, knobs, page_bytes)
+}
+
+/// Slots of the canary steps that verify a staged generation.
+fn canary_slots(knobs: &Knobs) -> u32 {
+    knobs.running_max.min(CANARY_SEQS_MAX)
 }
 
 /// Pages that the budget buys, but no more than every sequence at its longest could use.
@@ -226,7 +241,7 @@ fn scheduler(
     let pool = Pool::new(PoolConfig {
         id: 1,
         pages: shape.pages,
-        slots: running,
+        slots: running + canary_slots(knobs),
         pages_per_seq_max: shape.pages_per_seq_max(),
         rows_max: running,
         steps_in_flight_max: 1,

@@ -1,8 +1,10 @@
 //! A generation: one complete, immutable set of executables.
 //!
-//! Planned -> Proven -> Prepared -> Captured -> Sealed -> Live; what fails on the way is Rejected
-//! with its reason, and nothing of it serves.
+//! The first one goes from Sealed to Live; every other one is staged ([`crate::yard`]) and has to
+//! be Verified before it serves.
 
+use crate::blueprint::Blueprint;
+use crate::core::BucketCounters;
 use crate::{EngineError, Knobs};
 use lockstep_device::{ArenaId, Device, ExecId, Mode};
 use lockstep_flow::{BucketKey, decode_ladder};
@@ -71,6 +73,8 @@ pub struct Bucket {
     pub twin: Option<ExecId>,
     /// The audit took it out of service: it runs eagerly until a new generation replaces it.
     pub quarantined: bool,
+    /// Its manifest was compared since its generation became live.
+    pub checked: bool,
     /// Where its inputs and outputs are.
     pub io: Io,
     /// Plan, packing and proof.
@@ -80,10 +84,8 @@ pub struct Bucket {
 /// All buckets of a generation.
 #[derive(Debug)]
 pub struct Generation {
-    /// 1 for the first.
-    pub number: u64,
-    /// Shapes of its plans.
-    pub shape: PlanShape,
+    /// Knobs, shapes, plans and proofs.
+    pub blueprint: Arc<Blueprint>,
     /// Its arena, shared by all buckets, which never run at the same time.
     pub arena: ArenaId,
     /// The arena of the audit's twins.
@@ -92,6 +94,65 @@ pub struct Generation {
     pub arena_bytes: u64,
     /// Buckets: decode ascending, then prefill ascending, then echo.
     pub buckets: Vec<Bucket>,
+    /// What ran through each, while the step loop does not count it itself.
+    pub counters: Vec<BucketCounters>,
+    /// Every bucket has shown that it gives the same bits as replay and op by op.
+    pub verified: bool,
+    /// The bucket whose manifest is compared next.
+    pub check_next: usize,
+}
+
+impl Generation {
+    /// Puts together what the device has: `execs` are executables and twins by bucket.
+    pub fn new(
+        blueprint: Arc<Blueprint>,
+        (arena, shadow): (ArenaId, Option<ArenaId>),
+        execs: &[(ExecId, Option<ExecId>)],
+    ) -> Generation {
+        let buckets: Vec<Bucket> = blueprint
+            .proven
+            .iter()
+            .zip(&blueprint.io)
+            .zip(execs)
+            .map(|((b, &io), &(exec, twin))| Bucket {
+                key: b.key,
+                mode: b.mode,
+                exec,
+                twin,
+                quarantined: false,
+                checked: false,
+                io,
+                proven: b.proven.clone(),
+            })
+            .collect();
+        Generation {
+            arena,
+            shadow,
+            arena_bytes: blueprint.arena_bytes(),
+            counters: vec![BucketCounters::default(); buckets.len()],
+            buckets,
+            blueprint,
+            verified: false,
+            check_next: 0,
+        }
+    }
+
+    /// 1 for the first.
+    pub fn number(&self) -> u64 {
+        self.blueprint.number
+    }
+
+    /// Shapes of its buckets.
+    pub fn keys(&self) -> Vec<BucketKey> {
+        self.buckets.iter().map(|b| b.key).collect()
+    }
+
+    /// Steps, and how many of them were replays, by what `counters` say.
+    pub fn steps(counters: &[BucketCounters]) -> (u64, u64) {
+        let replays: u64 = counters.iter().map(|c| c.replays).sum();
+        let eager: u64 = counters.iter().map(|c| c.eager_steps).sum();
+        (replays + eager, replays)
+    }
 }
 
 /// The bucket keys of a generation, with how each is to run.
@@ -172,47 +233,34 @@ fn prove_order(proven: &[ProvenBucket]) -> Result<(), EngineError> {
 /// Puts proven buckets on the device: arena, capture (largest first), seal.
 pub fn capture_all(
     device: &mut dyn Device,
-    number: u64,
-    shape: PlanShape,
-    proven: Vec<ProvenBucket>,
-    audited: bool,
+    blueprint: Arc<Blueprint>,
 ) -> Result<Generation, EngineError> {
-    let arena_bytes = proven.iter().map(|b| b.proven.packing().arena_bytes()).max().unwrap_or(0);
-    let arena = device.arena(arena_bytes)?;
-    let shadow = if audited { Some(device.arena(arena_bytes)?) } else { None };
-    let mut order: Vec<usize> = (0..proven.len()).collect();
-    order.sort_by_key(|&i| core::cmp::Reverse(proven[i].proven.packing().arena_bytes()));
-    let mut execs = vec![None; proven.len()];
-    for i in order {
-        let exec = device.capture(&proven[i].proven, arena)?;
+    let (bytes, shadow_bytes) = (blueprint.arena_bytes(), blueprint.shadow_bytes());
+    let arena = device.arena(bytes)?;
+    let shadow = if shadow_bytes > 0 { Some(device.arena(shadow_bytes)?) } else { None };
+    let mut execs = vec![None; blueprint.proven.len()];
+    for i in blueprint.capture_order() {
+        let ProvenBucket { mode, proven, .. } = &blueprint.proven[i];
+        let exec = device.capture(proven, arena)?;
         device.seal(exec)?;
-        let shadow = shadow.filter(|_| proven[i].mode == Mode::Captured);
-        let twin = match shadow {
+        let twin = match shadow.filter(|_| *mode == Mode::Captured) {
             None => None,
             Some(shadow) => {
-                let twin = device.capture(&proven[i].proven, shadow)?;
+                let twin = device.capture(proven, shadow)?;
                 device.seal(twin)?;
                 Some(twin)
             }
         };
         execs[i] = Some((exec, twin));
     }
-    let buckets = proven
-        .into_iter()
-        .zip(execs)
-        .map(|(b, exec)| {
-            let (exec, twin) = exec.expect("every bucket was captured above");
-            let io = Io::of(b.proven.plan());
-            let quarantined = false;
-            Bucket { key: b.key, mode: b.mode, exec, twin, quarantined, io, proven: b.proven }
-        })
-        .collect();
-    Ok(Generation { number, shape, arena, shadow, arena_bytes, buckets })
+    let execs: Vec<_> = execs.into_iter().flatten().collect();
+    assert_eq!(execs.len(), blueprint.proven.len(), "every bucket was captured");
+    Ok(Generation::new(blueprint, (arena, shadow), &execs))
 }
 
 impl Io {
     /// Looks every name up.
-    fn of(plan: &StepPlan) -> Io {
+    pub fn of(plan: &StepPlan) -> Io {
         let find = |name: &str| {
             plan.find(name).unwrap_or_else(|| panic!("every plan has the buffer {name}"))
         };

@@ -1,9 +1,14 @@
 //! The handle through which other threads reach the step loop.
 
+use crate::canary::Canary;
+use crate::knobs::KnobChange;
 use crate::masks::Done;
 use crate::publish::Shared;
+use crate::yard::{Arrival, Yard};
+use lockstep_device::{AwayArena, Remains};
+use lockstep_flow::generation::GenerationError;
 use lockstep_flow::{Clock, EngineStatus, EventSink, Micros, Refusal, Request, RequestId, Ticket};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -19,6 +24,18 @@ pub enum Command {
     Drain,
     /// End everything and stop.
     Shutdown,
+    /// A staged generation arrives.
+    Install(Box<Arrival>),
+    /// One of its buckets is to show what it does.
+    Canary(Box<Canary>),
+    /// All of them have; here is its arena.
+    Finish { number: u64, arena: Box<dyn AwayArena>, reply: Sender<Result<(), String>> },
+    /// It is given up.
+    Discard { number: u64, reply: Sender<Option<Remains>> },
+    /// Steps are to run in another generation.
+    Flip { number: u64, watch: Option<Micros>, reply: Sender<Result<(), GenerationError>> },
+    /// A generation is to be given up.
+    Retire { number: u64, reply: Sender<Result<Remains, GenerationError>> },
 }
 
 /// A request, and where its events go.
@@ -31,6 +48,7 @@ pub struct Handle {
     door: Arc<Door>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
     clock: Arc<dyn Clock>,
+    yard: Arc<Yard>,
 }
 
 /// The way to the step loop; where nobody is left who could use it, the loop ends. (The workers of
@@ -51,13 +69,10 @@ impl core::fmt::Debug for Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        commands: Sender<Command>,
-        clock: Arc<dyn Clock>,
-    ) -> Handle {
+    pub(crate) fn new(yard: Arc<Yard>, commands: Sender<Command>) -> Handle {
+        let (shared, clock) = (yard.shared.clone(), yard.clock.clone());
         let door = Arc::new(Door(commands));
-        Handle { shared, door, thread: Arc::new(Mutex::new(None)), clock }
+        Handle { shared, door, thread: Arc::new(Mutex::new(None)), clock, yard }
     }
 
     /// The step thread, for [`Handle::shutdown`] to wait for.
@@ -153,6 +168,48 @@ impl Handle {
             // A panic on the step thread was reported by its hook; there is nothing to add here.
             let _ = thread.join();
         }
+    }
+
+    /// Stages a generation: the live one's knobs with these changes. Returns its number at once;
+    /// it is built and verified on the way to [`lockstep_flow::GenerationState::Verified`], or
+    /// rejected with a reason, as its report in [`Handle::status`] says. Nothing that serves
+    /// changes meanwhile.
+    ///
+    /// # Errors
+    /// A knob that no live flip can change, or another generation beside the live one.
+    pub fn stage(&self, changes: &[KnobChange]) -> Result<u64, GenerationError> {
+        self.yard.stage(changes, self.door.0.clone())
+    }
+
+    /// Flips to a verified generation, or back to the draining one, between two steps; returns
+    /// once that is done. `watch` is how long the old one can be flipped back to by itself, by
+    /// default `generations.watch`.
+    ///
+    /// # Errors
+    /// It is in no state for that, or the step loop has stopped.
+    pub fn flip(&self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {
+        self.ask(|reply| Command::Flip { number, watch, reply })?
+    }
+
+    /// Gives up the draining generation, or a verified one; returns once its memory is back.
+    ///
+    /// # Errors
+    /// It serves, it is watched, or the step loop has stopped.
+    pub fn retire(&self, number: u64) -> Result<(), GenerationError> {
+        let remains = self.ask(|reply| Command::Retire { number, reply })??;
+        // Here it costs no step.
+        drop(remains);
+        Ok(())
+    }
+
+    /// Asks the step loop and waits for its answer, which comes between two steps.
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, GenerationError> {
+        let stopped = || GenerationError::Stopped {
+            why: self.shared.failure().unwrap_or_else(|| "it is shutting down".into()),
+        };
+        let (reply, answer) = mpsc::channel();
+        self.door.0.send(command(reply)).map_err(|_| stopped())?;
+        answer.recv().map_err(|_| stopped())
     }
 
     /// A command for a loop that has stopped has nobody to wait for it.

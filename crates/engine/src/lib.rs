@@ -10,10 +10,14 @@
 
 mod active;
 mod audit;
+mod blueprint;
+mod canary;
+mod canary_run;
 mod clock;
 mod core;
 mod engine;
 mod error;
+mod flip;
 mod generation;
 mod handle;
 mod inputs;
@@ -23,12 +27,14 @@ mod publish;
 mod status;
 mod step_loop;
 mod tap;
+mod yard;
 
+pub use blueprint::Blueprint;
 pub use clock::RealClock;
 pub use engine::{EngineParts, Late, Started, assemble, plan_shape, start, start_with};
 pub use error::EngineError;
 pub use generation::{Bucket, Generation, Io, ProvenBucket, capture_all, ladder, prove_all};
 pub use handle::{Handle, Submission};
-pub use knobs::Knobs;
+pub use knobs::{KnobChange, Knobs};
 pub use step_loop::{LoopTurn, StepLoop};
 pub use tap::LogitTap;

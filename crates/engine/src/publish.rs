@@ -1,8 +1,9 @@
 //! What other threads may see of the engine.
 
-use lockstep_flow::{EngineStatus, Refusal};
+use lockstep_flow::status::Health;
+use lockstep_flow::{EngineStatus, GenerationReport, Refusal};
 use lockstep_sched::Limits;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Shared between the step thread and everybody else.
@@ -10,8 +11,14 @@ use std::sync::{Mutex, PoisonError};
 pub struct Shared {
     /// What no request can exceed.
     pub limits: Limits,
-    /// Most live requests: running and queued.
-    pub live_max: u32,
+    /// Most live requests: running and queued. A flip may change it.
+    pub live_max: AtomicU32,
+    /// The live generation's number: a flip is one store to it.
+    pub live_generation: AtomicU64,
+    /// Manifests compared, by the step thread and by builders.
+    pub manifest_checks: AtomicU64,
+    /// Generations rejected, by either.
+    pub rejected: AtomicU64,
     /// `max_queued_requests`, for words.
     pub queued_max: u32,
     /// Live requests: admitted and not ended.
@@ -28,7 +35,10 @@ impl Shared {
     pub fn new(limits: Limits, live_max: u32, status: EngineStatus) -> Shared {
         Shared {
             limits,
-            live_max,
+            live_max: AtomicU32::new(live_max),
+            live_generation: AtomicU64::new(status.generation),
+            manifest_checks: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
             queued_max: status.queued_max,
             live: AtomicU32::new(0),
             retry_after_s: AtomicU32::new(1),
@@ -42,11 +52,11 @@ impl Shared {
         if let Some(why) = &*lock(&self.closed) {
             return Err(Refusal::NotServing { why: why.clone() });
         }
-        let limit = self.live_max;
+        let limit = self.live_max();
         if count > limit {
             return Err(Refusal::TooManySequences { sequences: count, limit });
         }
-        let more = |live: u32| (count <= limit - live).then(|| live + count);
+        let more = |live: u32| (count <= limit.saturating_sub(live)).then(|| live + count);
         self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|live| {
             Refusal::QueueFull {
                 queued: live.saturating_sub(limit - self.queued_max),
@@ -54,6 +64,11 @@ impl Shared {
                 retry_after_s: self.retry_after_s.load(Ordering::Relaxed).max(1),
             }
         })
+    }
+
+    /// Most live requests now.
+    pub fn live_max(&self) -> u32 {
+        self.live_max.load(Ordering::Acquire)
     }
 
     /// Places taken.
@@ -74,7 +89,26 @@ impl Shared {
 
     /// A copy of the last status.
     pub fn status(&self) -> EngineStatus {
-        lock(&self.status).clone()
+        let mut status = lock(&self.status).clone();
+        status.counters.manifest_checks = self.manifest_checks.load(Ordering::Relaxed);
+        status.counters.generations_rejected = self.rejected.load(Ordering::Relaxed);
+        status
+    }
+
+    /// Changes the report of a generation, where it is remembered.
+    pub fn report(&self, number: u64, change: impl FnOnce(&mut GenerationReport)) {
+        let mut status = lock(&self.status);
+        if let Some(report) = status.generations.iter_mut().find(|r| r.number == number) {
+            change(report);
+        }
+    }
+
+    /// Why the engine has failed, where it has.
+    pub fn failure(&self) -> Option<String> {
+        match &lock(&self.status).health {
+            Health::Failed { why } => Some(why.clone()),
+            Health::Serving | Health::Draining => None,
+        }
     }
 
     /// Changes the status in place.

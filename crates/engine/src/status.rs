@@ -2,45 +2,32 @@
 
 use crate::Knobs;
 use crate::core::{Core, EAGER_REASONS};
-use crate::generation::Generation;
+use crate::generation::{Bucket, Generation};
 use lockstep_device::Mode;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::status::{
     ArenaUse, BucketMode, BucketUse, Counters, DeviceFacts, EngineStatus, Health, ModelFacts,
     SubPoolUse,
 };
-use lockstep_flow::{AuditPart, AuditUse, BucketAudit};
+use lockstep_flow::{AuditPart, AuditUse, BucketAudit, Micros};
 
 /// The status before the first step.
 pub fn initial(
-    model: &ModelFacts,
-    device: &DeviceFacts,
+    (model, device): (&ModelFacts, &DeviceFacts),
     knobs: &Knobs,
     generation: &Generation,
+    now: Micros,
 ) -> EngineStatus {
-    let mode = |m| match m {
-        Mode::Captured => BucketMode::Captured,
-        Mode::Eager => BucketMode::Eager,
-    };
-    let buckets = generation.buckets.iter().map(|b| BucketUse {
-        key: b.key,
-        mode: mode(b.mode),
-        replays: 0,
-        eager_steps: 0,
-        live_rows: 0,
-        padded_rows: 0,
-        audit: BucketAudit::default(),
-    });
     EngineStatus {
         model: model.clone(),
         device: DeviceFacts { arena_bytes: generation.arena_bytes, ..device.clone() },
         running_max: knobs.running_max,
         queued_max: knobs.queued_max,
         chunked_prefill_tokens: knobs.chunk_tokens,
-        generation: generation.number,
-        generations: Vec::new(),
+        generation: generation.number(),
+        generations: vec![crate::yard::first(&generation.blueprint, now)],
         arenas: ArenaUse::default(),
-        buckets: buckets.collect(),
+        buckets: buckets(generation),
         eager_steps: EAGER_REASONS.iter().map(|r| (*r, 0)).collect(),
         audit: AuditUse {
             rate: knobs.audit_rate,
@@ -51,6 +38,24 @@ pub fn initial(
     }
 }
 
+/// A generation's buckets, with nothing run through them yet.
+pub fn buckets(generation: &Generation) -> Vec<BucketUse> {
+    let of = |b: &Bucket| BucketUse {
+        key: b.key,
+        mode: match (b.quarantined, b.mode) {
+            (true, _) => BucketMode::Quarantined,
+            (false, Mode::Captured) => BucketMode::Captured,
+            (false, Mode::Eager) => BucketMode::Eager,
+        },
+        replays: 0,
+        eager_steps: 0,
+        live_rows: 0,
+        padded_rows: 0,
+        audit: BucketAudit::default(),
+    };
+    generation.buckets.iter().map(of).collect()
+}
+
 impl Core {
     /// Shows the present to other threads.
     pub fn publish(&self) {
@@ -59,7 +64,7 @@ impl Core {
             status.uptime = now;
             status.running = self.sched.running();
             status.queued = self.sched.queued();
-            status.generation = self.generation.number;
+            self.publish_generations(status);
             for (to, from) in status.buckets.iter_mut().zip(&self.bucket_counters) {
                 to.replays = from.replays;
                 to.eager_steps = from.eager_steps;
@@ -128,6 +133,12 @@ impl Core {
         to.preemptions = sched.preemptions;
         to.audits = self.audit.part(AuditPart::Twin).audits;
         to.audit_mismatches = self.audit.findings();
+        to.generations_retired = step.retired;
+        to.flips = step.flips;
+        to.rollbacks = step.rollbacks;
+        to.rollbacks_by_audit = step.rollbacks_by_audit;
+        to.canary_steps = step.canary_steps;
+        to.manifest_mismatches = step.manifest_mismatches;
         to.evicted_pages = self.sched.pool().counters().pages_evicted;
     }
 

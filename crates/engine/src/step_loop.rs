@@ -60,7 +60,8 @@ impl StepLoop {
                 return LoopTurn::Stopped;
             }
             let turn = self.core.turn();
-            if !matches!(turn, Ok(Turn::Idle)) || !self.core.masks.any_away() {
+            let waits = self.core.masks.any_away() && !self.core.canary.has_work();
+            if !matches!(turn, Ok(Turn::Idle)) || !waits {
                 return self.turned(turn);
             }
             self.wait(IDLE_TICK);
@@ -84,7 +85,10 @@ impl StepLoop {
 
     fn turned(&mut self, turn: Result<Turn, DeviceError>) -> LoopTurn {
         match turn {
-            Ok(turn) => {
+            Ok(mut turn) => {
+                if self.core.canary_turn() {
+                    turn = Turn::Stepped;
+                }
                 if turn == Turn::Stepped || self.draining {
                     self.core.publish();
                 }
@@ -148,6 +152,12 @@ impl StepLoop {
             Command::Masked(done) => self.core.masked(*done),
             Command::Cancel(id) => self.core.abort(id, Failure::Cancelled),
             Command::Drain => self.draining = true,
+            Command::Install(_)
+            | Command::Canary(_)
+            | Command::Finish { .. }
+            | Command::Discard { .. }
+            | Command::Flip { .. }
+            | Command::Retire { .. } => self.change(command),
             Command::Shutdown => {
                 self.core.shared.close("it is shutting down");
                 self.core.abort_all(&Failure::ShuttingDown);
@@ -155,6 +165,57 @@ impl StepLoop {
                 self.stop(&Failure::ShuttingDown);
             }
         }
+    }
+
+    /// What is asked of generations, timed: it comes between two steps. Whoever does not wait for
+    /// an answer any more needs none.
+    fn change(&mut self, command: Command) {
+        let core = &mut self.core;
+        let began = core.clock.now();
+        let number = match command {
+            Command::Install(arrival) => {
+                let number = arrival.blueprint.number;
+                core.install(*arrival);
+                number
+            }
+            Command::Canary(canary) => {
+                let number = canary.number;
+                core.begin_canary(*canary);
+                number
+            }
+            Command::Finish { number, arena, reply } => {
+                let done = core.finish(number, arena);
+                core.publish();
+                let _ = reply.send(done);
+                number
+            }
+            Command::Discard { number, reply } => {
+                let done = core.discard(number);
+                core.publish();
+                let _ = reply.send(done);
+                number
+            }
+            Command::Flip { number, watch, reply } => {
+                let done = core.flip(number, watch);
+                core.publish();
+                let _ = reply.send(done);
+                number
+            }
+            Command::Retire { number, reply } => {
+                let done = core.retire(number);
+                core.publish();
+                let _ = reply.send(done);
+                number
+            }
+            Command::Submit(_)
+            | Command::Masked(_)
+            | Command::Cancel(_)
+            | Command::Drain
+            | Command::Shutdown => {
+                unreachable!("followed by `follow`")
+            }
+        };
+        core.spent_since(number, began);
     }
 
     /// Ends the requests that had taken a place before the door closed and whose command is still

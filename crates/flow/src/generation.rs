@@ -301,6 +301,8 @@ pub enum GenerationError {
     State { number: u64, state: GenerationState, asked: &'static str, would_work: &'static str },
     /// The watch window is open: the old generation stays until it closes.
     Watched { number: u64, left: Micros },
+    /// The scheduler cannot go on with it.
+    Refused { number: u64, why: String },
     /// The step loop has stopped.
     Stopped { why: String },
     /// This engine has none.
@@ -331,6 +333,9 @@ impl fmt::Display for GenerationError {
                  {:.0} s",
                 left.as_secs_f64().ceil()
             ),
+            GenerationError::Refused { number, why } => {
+                write!(f, "generation {number} cannot serve now: {why}")
+            }
             GenerationError::Stopped { why } => write!(f, "the step loop has stopped: {why}"),
             GenerationError::NotOffered => write!(f, "this engine has one generation, for good"),
         }

@@ -255,6 +255,22 @@ pub const KNOBS: &[Knob] = &[
         Nothing,
         "What an audit mismatch does: take what failed out of service, or stop admission too."
     ),
+    knob!(
+        "generations.watch",
+        "generation-watch",
+        Count { min: 0, max: 86_400 },
+        "60",
+        Process,
+        "Seconds after a flip in which a finding of the audit flips back, and nothing is retired."
+    ),
+    knob!(
+        "generations.memory",
+        "generation-memory",
+        Bytes { min: 0, max: 1 << 44 },
+        "0",
+        Process,
+        "Bytes that the arenas of a staged generation may take; 0 is what the machine has."
+    ),
 ];
 
 /// Why a value was not taken.

@@ -51,7 +51,7 @@ pub use op::{
 };
 pub use pack::{InOutBytes, PackReport, Packing, pack, pack_beside, pack_by_issue_order};
 pub use prove::{ProofCounts, Proven, prove};
-pub use sequence::{AnyOrder, Arenas, prove_any_order, prove_sequence};
+pub use sequence::{AnyOrder, Arenas, prove_any_order, prove_between, prove_sequence};
 pub use step_plan::StepPlan;
 pub use summary::{ArenaLine, OpLine, Summary, render_text};
 pub use svg::svg;

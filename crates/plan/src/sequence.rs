@@ -79,6 +79,25 @@ pub fn prove_sequence(
     finish(&[first, then], out)
 }
 
+/// Proves that steps of `old` and steps of `new` may follow each other in any order, the two in
+/// arenas of their own: the last replay of one generation and the first of another, and back.
+/// Order within each is [`prove_any_order`]'s.
+///
+/// # Errors
+/// As [`prove_any_order`].
+pub fn prove_between(old: &[&Proven], new: &[&Proven]) -> Result<AnyOrder, Vec<Hazard>> {
+    let mut out = Findings::default();
+    let new_sides: Vec<Side> = new.iter().map(|p| Side::new(p)).collect();
+    for first in old.iter().map(|p| Side::new(p)) {
+        for then in &new_sides {
+            pair(&first, then, Arenas::Separate, &mut out);
+            pair(then, &first, Arenas::Separate, &mut out);
+        }
+    }
+    let all: Vec<&Proven> = old.iter().chain(new).copied().collect();
+    finish(&all, out)
+}
+
 fn finish(plans: &[&Proven], out: Findings) -> Result<AnyOrder, Vec<Hazard>> {
     if !out.hazards.is_empty() {
         return Err(out.hazards);

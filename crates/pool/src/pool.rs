@@ -5,7 +5,7 @@ use crate::index::{PrefixIndex, owner};
 use crate::lease::LeasedRow;
 use crate::{PageStates, PoolConfig, PoolError, SnapshotId, Until};
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{PageId, RequestId, SlotId, Token};
+use lockstep_flow::{PageId, Position, RequestId, SlotId, Token};
 
 /// A running sequence, or an empty slot.
 #[derive(Clone, Copy, Default, Debug)]
@@ -211,6 +211,32 @@ impl Pool {
             seq.pages += 1;
         }
         Ok(self.extent_tokens(slot))
+    }
+
+    /// Takes the sequence back to `tokens` positions: the next lease writes from there. Steps that
+    /// wrote further must not have completed usably ([`Pool::abandon`]), so nothing that counts
+    /// is written twice.
+    ///
+    /// # Errors
+    /// The slot is not the request's, a step with a row of it is in flight, or the sequence is not
+    /// that long or has completed more.
+    pub fn rewind(
+        &mut self,
+        slot: SlotId,
+        request: RequestId,
+        tokens: u32,
+    ) -> Result<(), PoolError> {
+        let seq = *self.seq_of(slot, request)?;
+        if seq.last_lease > self.completed {
+            let (expected, found) = (self.completed, seq.last_lease);
+            return Err(PoolError::WrongLease { expected, found });
+        }
+        if !(seq.completed..=seq.written).contains(&tokens) {
+            let (expected, found) = (Position(seq.written), Position(tokens));
+            return Err(PoolError::NotContiguous { slot, expected, found });
+        }
+        self.seqs[slot.index()].written = tokens;
+        Ok(())
     }
 
     /// Puts the sequence's completed whole pages into the prefix index, where later sequences find

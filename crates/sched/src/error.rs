@@ -17,6 +17,8 @@ pub enum SchedError {
     OutcomeCount { expected: usize, found: usize },
     /// No step is planned or in flight.
     NoStep,
+    /// Something that happens between two steps was asked for during one.
+    InFlight { steps: u32 },
 }
 
 impl fmt::Display for SchedError {
@@ -35,6 +37,9 @@ impl fmt::Display for SchedError {
                 write!(f, "the step had {expected} rows and {found} outcomes came back")
             }
             SchedError::NoStep => write!(f, "no step is planned or in flight"),
+            SchedError::InFlight { steps } => {
+                write!(f, "{steps} steps are in flight; it takes the time between two steps")
+            }
         }
     }
 }

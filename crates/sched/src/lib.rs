@@ -34,6 +34,7 @@ mod error;
 mod ladder;
 mod plan;
 mod scheduler;
+mod swap;
 
 pub use admit::Limits;
 pub use batch::{Batch, SeqRow, TokenSource};

@@ -349,3 +349,63 @@ fn everything_can_be_ended_at_once() {
     assert!(host.sched.is_idle());
     assert_eq!(host.sched.counters().discarded_rows, rows as u64);
 }
+
+/// A change of generation with fewer places: the youngest wait again and lose nothing, and a step
+/// in flight puts the change off.
+#[test]
+fn fewer_places_send_the_youngest_back_to_the_queue() {
+    let mut host = Host::new(8, 10, 200, 1);
+    for id in 1..=6 {
+        host.submit(&request(id, 5, 40)).unwrap();
+    }
+    host.step(|_| Token(1));
+    assert_eq!(host.sched.running(), 6);
+    host.launch().unwrap();
+    let asked = |host: &mut Host, running| {
+        let buckets = lockstep_sched::standard_buckets(running, 32, 32);
+        host.sched.set_ladder(buckets, running, 32).map_err(|e| e.to_string())
+    };
+    let words = "1 steps are in flight; it takes the time between two steps";
+    assert_eq!(asked(&mut host, 4), Err(words.into()));
+    let outcomes: Vec<Outcome> = (0..6).map(|_| Outcome::Sampled(Token(1))).collect();
+    host.finish(&outcomes);
+    assert_eq!(asked(&mut host, 9).unwrap_err(), "running_requests_max is 9; it takes 1 to 8");
+    asked(&mut host, 4).unwrap();
+    assert_eq!((host.sched.running(), host.sched.queued()), (4, 2));
+    let updates = host.run_to_idle(|_| Token(1));
+    let preempted = |u: &Update| matches!(u, Update::Preempted { .. });
+    let finished = |u: &Update| matches!(u, Update::Finished { .. });
+    assert_eq!(ids(&updates, preempted), [6, 5]);
+    assert_eq!(ids(&updates, finished), [1, 2, 3, 4, 5, 6]);
+}
+
+/// Canary steps take numbers of steps and leave nothing behind.
+#[test]
+fn a_canary_step_goes_between_two_steps_and_leaves_nothing() {
+    let mut host = Host::new(2, 3, 100, 1);
+    host.submit(&request(1, 5, 10)).unwrap();
+    host.step(|_| Token(1));
+    let free = host.sched.pool().free_pages();
+    let canary = RequestId(u64::MAX);
+    let slot = host.sched.pool_mut().begin(canary, 0, &[]).unwrap().slot;
+    host.sched.pool_mut().extend(slot, canary, 40).unwrap();
+    let row = |first, n_tokens| lockstep_sched::RowPlan {
+        request: canary,
+        slot,
+        first_position: lockstep_flow::Position(first),
+        n_tokens,
+        logits: Logits::Last,
+        samples: true,
+    };
+    // Twice the same positions, over the end of a page: nothing that a canary wrote closes one.
+    for _ in 0..2 {
+        host.canary(&[row(0, 33)]);
+        host.sched.pool_mut().rewind(slot, canary, 0).unwrap();
+    }
+    host.step(|_| Token(1));
+    host.sched.pool_mut().release(slot, canary).unwrap();
+    assert_eq!(host.sched.pool().free_pages(), free);
+    assert_eq!(host.sched.pool().audit().violation, None);
+    assert_eq!(host.sched.counters().steps, 2, "canary steps are not the scheduler's");
+    host.run_to_idle(|_| Token(1));
+}

@@ -22,7 +22,9 @@ pub struct Keys {
 /// Routes that an orchestrator or a scraper calls without a key, as on other servers.
 const OPEN: [&str; 3] = ["/health", "/health_generate", "/metrics"];
 /// Routes that act on the server or on other clients' requests.
-const ADMIN: [&str; 1] = ["/abort_request"];
+fn is_admin(path: &str) -> bool {
+    path == "/abort_request" || path == "/admin" || path.starts_with("/admin/")
+}
 
 /// Compares every byte whatever the first difference; only the length shows in the time.
 fn same(given: &[u8], key: &[u8]) -> bool {
@@ -52,7 +54,7 @@ impl Keys {
 
     /// Decides on a request.
     pub fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-        if ADMIN.contains(&path) {
+        if is_admin(path) {
             return self.check_admin(method, headers);
         }
         if OPEN.contains(&path) || ui::ROUTES.contains(&path) {
@@ -133,6 +135,12 @@ mod tests {
         assert_eq!(status(&k("", "", false), "/abort_request", None), 403);
         assert_eq!(status(&k("s3", "ad", false), "/abort_request", Some("Bearer s3")), 401);
         assert_eq!(status(&k("s3", "ad", false), "/abort_request", Some("Bearer ad")), 200);
+        for path in ["/admin/generations", "/admin/generations/2/flip", "/admin/nothing"] {
+            assert_eq!(status(&k("", "", false), path, None), 403, "{path}");
+            assert_eq!(status(&k("s3", "ad", true), path, Some("Bearer s3")), 401, "{path}");
+            assert_eq!(status(&k("s3", "ad", true), path, Some("Bearer ad")), 200, "{path}");
+            assert_eq!(status(&k("", "", true), path, None), 200, "{path}");
+        }
         let plain = headers(None, false);
         let e = k("", "", true).check(&Method::POST, "/abort_request", &plain).unwrap_err();
         assert_eq!(e.status(), 415);

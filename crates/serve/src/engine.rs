@@ -1,10 +1,11 @@
 //! The handle through which HTTP reaches the step loop.
 
-use lockstep_engine::Submission;
+use lockstep_engine::{KnobChange, Submission};
+use lockstep_flow::generation::GenerationError;
 use lockstep_flow::{EngineStatus, Micros, Refusal, RequestId, Ticket};
 
-/// A running engine. Every method returns at once except [`Engine::shutdown`]; none of them waits
-/// for a step.
+/// A running engine. Every method returns at once except [`Engine::shutdown`], [`Engine::flip`] and
+/// [`Engine::retire`]; no other waits for a step.
 ///
 /// Contract 5 as seen from here: a request for which [`Engine::submit_all`] returned a ticket gets
 /// exactly one final event, whatever happens; one that was refused gets none.
@@ -22,6 +23,23 @@ pub trait Engine: Send + Sync + 'static {
 
     /// The engine's clock: what `Request::arrived` and `Request::deadline` are measured by.
     fn now(&self) -> Micros;
+
+    /// Stages a generation with these changes of the live one's knobs; it is built and verified
+    /// beside what serves, as its report in [`Engine::status`] says. Returns its number at once.
+    fn stage(&self, _changes: &[KnobChange]) -> Result<u64, GenerationError> {
+        Err(GenerationError::NotOffered)
+    }
+
+    /// Flips to a verified generation, or back to the draining one. Waits for the time between
+    /// two steps. `watch` is how long a finding of the audit flips back by itself.
+    fn flip(&self, _number: u64, _watch: Option<Micros>) -> Result<(), GenerationError> {
+        Err(GenerationError::NotOffered)
+    }
+
+    /// Gives up the draining generation, or a verified one. Waits as [`Engine::flip`] does.
+    fn retire(&self, _number: u64) -> Result<(), GenerationError> {
+        Err(GenerationError::NotOffered)
+    }
 
     /// Takes nothing new ([`Refusal::NotServing`]) and goes on with what it has. Idempotent.
     fn drain(&self);
@@ -53,6 +71,18 @@ impl Engine for lockstep_engine::Handle {
 
     fn now(&self) -> Micros {
         self.now()
+    }
+
+    fn stage(&self, changes: &[KnobChange]) -> Result<u64, GenerationError> {
+        self.stage(changes)
+    }
+
+    fn flip(&self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {
+        self.flip(number, watch)
+    }
+
+    fn retire(&self, number: u64) -> Result<(), GenerationError> {
+        self.retire(number)
     }
 
     fn drain(&self) {

@@ -5,6 +5,7 @@ use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use core::fmt;
+use lockstep_flow::generation::GenerationError;
 use lockstep_flow::{Failure, Refusal};
 use serde_json::{Value, json};
 
@@ -45,6 +46,10 @@ pub enum ApiError {
     Refused { refusal: Refusal, param: &'static str },
     /// 499, 500, 503 or 504: admitted, then it failed.
     Failed(Failure),
+    /// 404, 409, 422 or 503: asked of generations, and not done.
+    Generation(GenerationError),
+    /// 422: a staged generation did not pass.
+    Rejected { number: u64, reason: String },
     /// 503: the health probe got no answer.
     Unhealthy { what: String },
     /// 500: a bug of ours.
@@ -72,7 +77,16 @@ impl ApiError {
     pub fn status(&self) -> StatusCode {
         let code = match self {
             ApiError::Body { .. } | ApiError::Field { .. } | ApiError::Parameter { .. } => 400,
-            ApiError::Unsupported { .. } => 422,
+            ApiError::Unsupported { .. } | ApiError::Rejected { .. } => 422,
+            ApiError::Generation(e) => match e {
+                GenerationError::Knob { .. } | GenerationError::NotOffered => 422,
+                GenerationError::Unknown { .. } => 404,
+                GenerationError::Busy { .. }
+                | GenerationError::State { .. }
+                | GenerationError::Watched { .. }
+                | GenerationError::Refused { .. } => 409,
+                GenerationError::Stopped { .. } => 503,
+            },
             ApiError::Unauthorized { .. } => 401,
             ApiError::Forbidden { .. } => 403,
             ApiError::NoRoute { .. } | ApiError::NoModel { .. } => 404,
@@ -140,6 +154,17 @@ impl ApiError {
             ApiError::Failed(Failure::Grammar(_)) => "grammar_failed",
             ApiError::Failed(Failure::Engine { .. }) => "engine_failed",
             ApiError::Failed(Failure::Audit { .. }) => "audit_mismatch",
+            ApiError::Generation(e) => match e {
+                GenerationError::Knob { .. } => "knob_not_live",
+                GenerationError::Unknown { .. } => "generation_not_found",
+                GenerationError::Busy { .. } => "generation_busy",
+                GenerationError::State { .. } => "generation_state",
+                GenerationError::Watched { .. } => "generation_watched",
+                GenerationError::Refused { .. } => "generation_refused",
+                GenerationError::Stopped { .. } => "not_serving",
+                GenerationError::NotOffered => "unsupported",
+            },
+            ApiError::Rejected { .. } => "generation_rejected",
             ApiError::Unhealthy { .. } => "unhealthy",
             ApiError::Internal { .. } => return None,
         })
@@ -151,6 +176,7 @@ impl ApiError {
             | ApiError::Unsupported { param, .. }
             | ApiError::Parameter { param, .. } => Some(param),
             ApiError::NoModel { .. } => Some("model"),
+            ApiError::Generation(GenerationError::Knob { name, .. }) => Some(name),
             ApiError::Refused { refusal: Refusal::Sampling(e), .. } => Some(e.param),
             ApiError::Refused { refusal, param } => match refusal {
                 Refusal::QueueFull { .. } | Refusal::NotServing { .. } => None,
@@ -210,6 +236,13 @@ impl fmt::Display for ApiError {
             }
             ApiError::Refused { refusal, .. } => refusal.fmt(f),
             ApiError::Failed(failure) => failure.fmt(f),
+            ApiError::Generation(e) => e.fmt(f),
+            ApiError::Rejected { number, reason } => {
+                write!(
+                    f,
+                    "generation {number} was rejected, and what serves is as it was: {reason}"
+                )
+            }
             ApiError::Unhealthy { what } => write!(f, "unhealthy: {what}"),
             ApiError::Internal { what } => write!(f, "internal error: {what}"),
         }
@@ -217,6 +250,12 @@ impl fmt::Display for ApiError {
 }
 
 impl core::error::Error for ApiError {}
+
+impl From<GenerationError> for ApiError {
+    fn from(e: GenerationError) -> ApiError {
+        ApiError::Generation(e)
+    }
+}
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {

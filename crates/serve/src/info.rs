@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
 use lockstep_flow::knobs::Value as KnobValue;
-use lockstep_flow::settings::Setting;
+use lockstep_flow::settings::{Setting, Source};
 use lockstep_flow::status::EngineStatus;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -76,8 +76,18 @@ fn shown(setting: &Setting) -> Value {
     }
 }
 
-fn knobs(app: &App) -> Value {
+/// Every knob as it is in force: a flip may have changed those of a generation.
+fn knobs(app: &App, status: &EngineStatus) -> Value {
+    let live = status.generation_report(status.generation).map_or(&[][..], |r| &r.knobs);
+    let flipped = |s: &Setting| {
+        let of_live = live.iter().find(|k| k.name == s.knob.name)?;
+        let value = s.knob.parse(&of_live.value).ok().filter(|v| *v != s.value)?;
+        let (written, source) = (of_live.value.clone(), Source::Change);
+        Some(Setting { knob: s.knob, written, value, source })
+    };
     let one = |s: &Setting| {
+        let flipped = flipped(s);
+        let s = flipped.as_ref().unwrap_or(s);
         json!({
             "name": s.knob.name,
             "flag": format!("--{}", s.knob.flag),
@@ -134,7 +144,7 @@ pub async fn server_info(State(app): State<Shared>) -> Json<Value> {
         "max_req_input_len": u64::from(s.model.context_max_tokens.saturating_sub(1)).min(capacity),
         "internal_states": [state],
         "lockstep": {
-            "knobs": knobs(&app),
+            "knobs": knobs(&app, &s),
             "engine": state::engine(&s, app.load.tokens_per_second()),
             "alarms": state::alarms(&s, &app.load),
         },

@@ -14,6 +14,7 @@
 //! Absent: tokenizing on a socket thread, engine internals, files.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod app;
 mod auth;
 mod body;

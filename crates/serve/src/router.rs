@@ -2,7 +2,7 @@
 
 use crate::app::Shared;
 use crate::error::ApiError;
-use crate::{auth, chat, completions, head, info, ops, probe, tokens, ui};
+use crate::{admin, auth, chat, completions, head, info, ops, probe, tokens, ui};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
@@ -31,6 +31,10 @@ pub fn router(app: Shared) -> Router {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/abort_request", post(ops::abort_request))
+        .route("/admin/generations", get(admin::list).post(admin::stage))
+        .route("/admin/generations/{number}", get(admin::one))
+        .route("/admin/generations/{number}/flip", post(admin::flip))
+        .route("/admin/generations/{number}/retire", post(admin::retire))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(middleware::from_fn(head::layer))

@@ -4,6 +4,7 @@ pub mod attention;
 mod audit;
 mod away;
 mod backend;
+mod background;
 mod call;
 mod device;
 pub mod embed;
@@ -33,4 +34,5 @@ pub mod tile;
 pub mod v4;
 
 pub use backend::CpuBackend;
+pub use background::stand_back;
 pub use device::CpuDevice;

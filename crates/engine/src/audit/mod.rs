@@ -68,7 +68,7 @@ impl Audit {
             on_mismatch: knobs.on_mismatch,
             schedule: Schedule::new(rate, buckets.len()),
             twin: Twin::new(&page_buffers, slot_buffers, rows, tokens),
-            pages: Pages::new(age, page_buffers, generation.shape.pages as usize),
+            pages: Pages::new(age, page_buffers, generation.blueprint.shape.pages as usize),
             weights: Weights::default(),
             findings: Findings::new(),
             verdict: None,

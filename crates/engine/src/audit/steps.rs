@@ -120,7 +120,6 @@ impl Core {
 
     /// Another generation is live: the audit goes on with its buckets and knobs. Where it is turned
     /// on, pages that have closed before have no digest; where it is turned off, none is kept.
-    #[allow(dead_code)]
     pub(crate) fn audit_follow(&mut self, knobs: &Knobs) {
         let before = self.audit.page_digest_words();
         self.audit.follow(knobs, &self.generation);

@@ -5,6 +5,7 @@ pub mod fault;
 pub mod models;
 pub mod outcome;
 pub mod reference;
+pub mod stage;
 
 use lockstep_device::{CpuDevice, Device};
 use lockstep_engine::{EngineParts, Handle, Knobs, LogitTap, LoopTurn, StepLoop, assemble, start};

@@ -126,6 +126,15 @@ impl Host {
         self.leases.push_back(lease);
     }
 
+    /// Has a canary step of these rows signed for, and ends it.
+    pub fn canary(&mut self, rows: &[lockstep_sched::RowPlan]) {
+        let tokens = rows.iter().map(|r| r.n_tokens).sum();
+        let live = BucketKey { tokens, seqs: rows.len() as u32, logit_rows: rows.len() as u32 };
+        let bucket = self.sched.ladder().pick(live).expect("a bucket");
+        let lease = self.sched.lease_canary(rows, bucket, &mut self.buffers.view(bucket)).unwrap();
+        self.sched.end_canary(lease).unwrap();
+    }
+
     /// Plans a step and has it signed for.
     pub fn launch(&mut self) -> Option<Batch> {
         let batch = self.sched.plan(self.now)?.clone();

@@ -1,0 +1,81 @@
+//! What a change of generation asks of the scheduler: canary steps beside the serving ones, and
+//! another ladder under running requests.
+
+use crate::{Ladder, SchedConfig, SchedError, Scheduler};
+use lockstep_flow::BucketKey;
+use lockstep_pool::{RowPlan, StepLease, StepTables};
+
+impl Scheduler {
+    /// Has the pool sign for a step of rows that no request of this scheduler has, in sequences
+    /// that the caller has begun in the pool. It takes the number of a step, so that leases and
+    /// steps stay one to one. End it with [`Scheduler::end_canary`] before the next plan.
+    ///
+    /// # Errors
+    /// A step is planned or in flight, or the pool refuses.
+    pub fn lease_canary(
+        &mut self,
+        rows: &[RowPlan],
+        bucket: BucketKey,
+        tables: &mut StepTables<'_>,
+    ) -> Result<StepLease, SchedError> {
+        self.between_steps()?;
+        let lease = self.pool.lease(rows.iter().copied(), bucket, tables)?;
+        self.planned += 1;
+        self.leased = self.planned;
+        assert_eq!(lease.generation(), self.planned, "one lease a step, in order");
+        Ok(lease)
+    }
+
+    /// The canary step is not running any more. Nothing that it wrote counts: its sequences close
+    /// no page and nothing of them goes to the prefix index.
+    ///
+    /// # Errors
+    /// The lease is not the canary step's.
+    pub fn end_canary(&mut self, lease: StepLease) -> Result<(), SchedError> {
+        if lease.generation() != self.completed + 1 || lease.generation() > self.leased {
+            return Err(SchedError::NoStep);
+        }
+        self.pool.abandon(lease).map_err(|(_, e)| e)?;
+        self.completed += 1;
+        Ok(())
+    }
+
+    /// Exchanges the buckets, and the limits of a step that go with them, between two steps.
+    /// Running requests go on; where more run than `running_requests_max`, the youngest go back
+    /// to the queue and resume with the same bits.
+    ///
+    /// # Errors
+    /// A step is planned or in flight, a limit is out of its bounds, or more than the pool was
+    /// made for; nothing has changed then.
+    pub fn set_ladder(
+        &mut self,
+        buckets: Vec<BucketKey>,
+        running_requests_max: u32,
+        chunked_prefill_tokens: u32,
+    ) -> Result<(), SchedError> {
+        self.between_steps()?;
+        let eos_tokens = Vec::new();
+        let of = &self.config;
+        SchedConfig { running_requests_max, chunked_prefill_tokens, eos_tokens, ..*of }.check()?;
+        let max = self.pool.config().rows_max;
+        if running_requests_max > max {
+            let (what, found) = ("running_requests_max", running_requests_max);
+            return Err(SchedError::Config { what, found, min: 1, max });
+        }
+        self.ladder = Ladder::new(buckets, running_requests_max)?;
+        self.config.running_requests_max = running_requests_max;
+        self.config.chunked_prefill_tokens = chunked_prefill_tokens;
+        while self.running() > running_requests_max {
+            let youngest = *self.running.last().expect("more run than may");
+            self.send_back(youngest);
+        }
+        Ok(())
+    }
+
+    fn between_steps(&self) -> Result<(), SchedError> {
+        if self.planned == self.completed {
+            return Ok(());
+        }
+        Err(SchedError::InFlight { steps: self.steps_in_flight() })
+    }
+}
