@@ -297,6 +297,47 @@ class UiWithAlarms(unittest.TestCase):
             self.assertIn('event="alarm_raised" alarm="queue_full"', log)
 
 
+class UiThroughAFlip(unittest.TestCase):
+    """Buckets change while requests run; the page shows the old ones, then the new ones."""
+
+    def shown(self, page):
+        return page.eval("[...document.querySelectorAll('.generation')].map(g => [Number(g.dataset.generation), g.dataset.state])")
+
+    def known(self, server):
+        return [[g["generation"], g["state"]]
+                for g in reversed(server.client.get("/admin/generations")["data"])]
+
+    def test_generations_and_their_buckets(self):
+        flags = ["--graph-max-bs", 4, "--max-running-requests", 12]
+        with servers.lockstep(*flags, name="ui-flip") as server, browser.Browser() as page:
+            page.open(f"http://127.0.0.1:{server.port}/ui")
+            page.until("document.querySelectorAll('.cell.eager').length > 0")
+            with Load(server):
+                page.until("Number(document.getElementById('running').dataset.value) >= 9")
+                staged = server.client.post(
+                    "/admin/generations", {"knobs": {"decode.graph-max-bs": 12}, "wait": True})
+                self.assertEqual((staged["generation"], staged["state"]), (2, "verified"))
+                page.until("document.querySelector('.generation').dataset.state === 'verified'")
+                self.assertEqual(self.shown(page), [[2, "verified"], [1, "live"]])
+                server.client.post("/admin/generations/2/flip", {"watch_seconds": 0})
+                page.until("document.getElementById('generation').dataset.value === '2'")
+                page.until("document.querySelectorAll('.cell.eager').length === 0")
+                server.client.post("/admin/generations/1/retire", {})
+                page.until("document.querySelectorAll('.generation')[1].dataset.state === 'retired'")
+                self.assertEqual(self.shown(page), [[2, "live"], [1, "retired"]])
+                self.assertEqual(self.shown(page), self.known(server))
+                text = page.eval("document.querySelector('.generation').textContent")
+                self.assertIn("decode.graph-max-bs 4 → 12", text)
+                self.assertIn("bits compared, 0 differ", text)
+                page.until("document.querySelector('[data-bucket=decode-12]').dataset.replays > 20")
+                page.screenshot(servers.out_dir() / "ui-flip.png")
+            self.assertEqual(page.console, [])
+            log = server.log()
+            for event in ('event="stage" generation=2', 'event="flip" generation=2',
+                          'event="retire" generation=1'):
+                self.assertIn(event, log)
+
+
 class UiWithoutAServer(unittest.TestCase):
     def test_a_server_that_is_gone_shows(self):
         with servers.lockstep(name="ui-gone") as server, browser.Browser() as page:

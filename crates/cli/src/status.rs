@@ -182,9 +182,11 @@ fn generations(p: &mut String, e: &Value) {
     );
     let all: Vec<&Value> = list(&e["generations"]).collect();
     for g in all.iter().rev().take(4).rev() {
-        let changed: Vec<String> = list(&g["knobs"])
-            .filter(|k| !k["was"].is_null())
-            .map(|k| format!("{} {} -> {}", text(&k["name"]), text(&k["was"]), text(&k["value"])))
+        let changed: Vec<String> = g["changed"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(name, k)| format!("{name} {} -> {}", k["from"], k["to"]))
             .collect();
         let changed =
             if changed.is_empty() { String::new() } else { format!("; {}", changed.join(", ")) };
@@ -194,7 +196,7 @@ fn generations(p: &mut String, e: &Value) {
             "          generation {} is {}: {} of {} buckets captured, {} steps{changed}{why}",
             count(&g["generation"]),
             text(&g["state"]),
-            count(&g["evidence"]["captured"]),
+            count(&g["evidence"]["captured_buckets"]),
             count(&g["evidence"]["buckets"]),
             count(&g["steps"]),
         );
@@ -315,8 +317,8 @@ mod tests {
             "generation": 2,
             "generations": [{
                 "generation": 3, "state": "rejected", "reason": "no memory", "steps": 0,
-                "knobs": [{"name": "decode.graph-max-bs", "value": "96", "was": "32"}],
-                "evidence": {"captured": 0, "buckets": 16},
+                "changed": {"decode.graph-max-bs": {"from": 32, "to": 96}},
+                "evidence": {"captured_buckets": 0, "buckets": 16},
             }],
             "audit": {"rate": 1000, "parts": [part("twin", 1), part("pages", 0)],
                       "evidence": ["twin: logits differ"]},

@@ -185,7 +185,7 @@ fn changes(knobs: Option<Fields>) -> Result<Vec<(&'static Knob, KnobValue)>, Api
 }
 
 /// A report as JSON; `evidence` adds what each bucket has shown.
-fn shown(r: &GenerationReport, status: &EngineStatus, evidence: bool) -> Value {
+pub fn shown(r: &GenerationReport, status: &EngineStatus, evidence: bool) -> Value {
     let now_unix = unix_seconds() as f64;
     let ago = |at: Micros| status.uptime.as_secs_f64() - at.as_secs_f64();
     let moves = r.moves.iter().map(|(state, at)| {

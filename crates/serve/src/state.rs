@@ -1,11 +1,11 @@
 //! An engine's status as JSON, under our own names: for `/server_info`, `/ui/data`, `lockstep
 //! status`.
 
+use crate::admin::shown;
 use crate::load::Load;
 use lockstep_flow::alarms;
-use lockstep_flow::generation::{BucketEvidence, KnobInForce};
 use lockstep_flow::status::{BucketUse, EngineStatus, SubPoolUse};
-use lockstep_flow::{AuditPart, AuditUse, Durations, GenerationReport, GenerationState, Micros};
+use lockstep_flow::{AuditPart, AuditUse, Durations, Micros};
 use serde_json::{Map, Value, json};
 
 /// The raised alarms, most urgent first.
@@ -44,7 +44,7 @@ pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
         "generated_tokens_per_second": tokens_per_second,
         "pools": s.pools.iter().map(pool).collect::<Vec<Value>>(),
         "generation": s.generation,
-        "generations": s.generations.iter().map(|g| generation(g, s.uptime)).collect::<Vec<Value>>(),
+        "generations": s.generations.iter().map(|g| shown(g, s, false)).collect::<Vec<Value>>(),
         "arenas": {
             "bytes": s.arenas.bytes,
             "arenas": s.arenas.arenas,
@@ -72,43 +72,6 @@ fn model(s: &EngineStatus) -> Value {
         "parameters": s.model.parameters,
         "weight_bytes": s.model.weight_bytes,
         "weights_digest": s.model.weights_digest,
-    })
-}
-
-/// A generation in a few numbers; `age_s` of a move is how long ago it was.
-fn generation(g: &GenerationReport, now: Micros) -> Value {
-    let step = |(state, at): &(GenerationState, Micros)| json!({"state": state.as_str(), "age_s": now.since(*at).as_secs_f64()});
-    let knob = |k: &KnobInForce| json!({"name": k.name, "value": k.value, "was": k.was});
-    let sum = |of: fn(&BucketEvidence) -> u64| g.buckets.iter().map(of).sum::<u64>();
-    json!({
-        "generation": g.number,
-        "state": g.state.as_str(),
-        "reason": g.reason,
-        "knobs": g.knobs.iter().map(knob).collect::<Vec<Value>>(),
-        "moves": g.moves.iter().map(step).collect::<Vec<Value>>(),
-        "steps": g.steps,
-        "captured_steps": g.captured_steps,
-        "arena_bytes": g.arena_bytes,
-        "shadow_bytes": g.shadow_bytes,
-        "watch_left_s": g.watched_until.map(|until| until.since(now).as_secs_f64()),
-        "gap_s": g.gap.longest.as_secs_f64(),
-        "evidence": {
-            "buckets": g.buckets.len(),
-            "captured": g.buckets.iter().filter(|b| b.captured).count(),
-            "proof_pairs": sum(|b| b.proof_pairs),
-            "order_proofs": g.order_proofs,
-            "canary_rows": sum(|b| b.canary_rows.into()),
-            "replays": sum(|b| b.replays.into()),
-            "poisoned_steps": sum(|b| b.poisoned_steps.into()),
-            "compared_bits": sum(|b| b.compared_bits),
-            "differing_bits": sum(|b| b.differing_bits),
-            "manifest_checks": sum(|b| b.manifest_checks.into()),
-        },
-        "digests": {
-            "plans": g.digests.plans,
-            "state_layout": g.digests.state_layout,
-            "numerics": g.digests.numerics,
-        },
     })
 }
 

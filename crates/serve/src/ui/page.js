@@ -255,17 +255,18 @@ function generations({ engine: e }) {
   const item = (g) => {
     const last = g.moves[g.moves.length - 1];
     const v = g.evidence;
-    const changed = g.knobs.filter((k) => k.was !== null).map((k) => `${k.name} ${k.was} → ${k.value}`);
+    const changed = Object.entries(g.changed).map(([name, k]) => `${name} ${k.from} → ${k.to}`);
     const facts = [
-      `${v.captured} of ${v.buckets} buckets captured`, `${whole.format(g.steps)} steps served`,
+      `${v.captured_buckets} of ${v.buckets} buckets captured`, `${whole.format(g.steps)} steps served`,
       v.compared_bits ? `${short.format(v.compared_bits)} bits compared, ${whole.format(v.differing_bits)} differ` : null,
+      v.canary_rows ? `${short.format(v.canary_rows)} canary rows` : null,
       `${short.format(v.proof_pairs)} pairs of accesses proven`, `arena ${bytes(g.arena_bytes)}`,
-      g.gap_s > 0 ? `longest gap ${span(g.gap_s)}` : null,
-      g.watch_left_s > 0 ? `watched for ${span(g.watch_left_s)} more` : null,
+      g.gap.longest_ms > 0 ? `longest gap ${span(g.gap.longest_ms / 1000)}` : null,
+      g.watched_for_s > 0 ? `watched for ${span(g.watched_for_s)} more` : null,
     ];
     return make("div", { cls: "generation", data: { generation: g.generation, state: g.state } },
       make("p", {}, make("b", { text: `Generation ${g.generation}` }), make("span", { cls: `chip ${g.state}`, text: g.state }),
-        last ? ` ${span(last.age_s)} ago` : ""),
+        last ? ` ${span(Math.max(e.uptime_s - last.uptime_s, 0))} ago` : ""),
       ...(changed.length ? [make("p", { text: changed.join(", ") })] : []),
       ...(g.reason ? [make("p", { text: g.reason })] : []),
       make("p", { cls: "note", text: facts.filter(Boolean).join(" · ") }));
