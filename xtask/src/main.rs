@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod cuda;
 mod docs;
 mod metadata;
 mod peer;
@@ -22,6 +23,8 @@ usage: cargo xtask COMMAND
                           every test: fetches what it needs, ends with a table
                           stages: rust, e2e, peer
   bench [ARGS...]         side by side with llama.cpp (bench/side_by_side.py --help)
+  cuda [--check]          compiles the CUDA kernels (fetches the compiler, about 110 MB, once);
+                          --check leaves nothing behind
   docs                    writes the generated pages (docs/knobs.md)
   peer                    builds llama.cpp from its source package and prints its folder
 
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Some("tidy") => tidy::main(rest),
         Some("test") => test::main(rest),
         Some("bench") => bench::main(rest),
+        Some("cuda") => cuda::main(rest),
         Some("docs") => docs::main(rest),
         Some("peer") => peer::main(rest),
         Some("--help" | "-h" | "help") => {

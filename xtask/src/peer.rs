@@ -119,11 +119,16 @@ fn complete(bin: &Path) -> Result<(), &'static str> {
 
 /// `$XDG_CACHE_HOME/lockstep/peers`, or `~/.cache/lockstep/peers`.
 fn cache_dir() -> Result<PathBuf, Stop> {
+    cache_root().map(|cache| cache.join("peers"))
+}
+
+/// Where everything that is fetched or built once lies.
+pub fn cache_root() -> Result<PathBuf, Stop> {
     let absolute =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     absolute("XDG_CACHE_HOME")
         .or_else(|| absolute("HOME").map(|h| h.join(".cache")))
-        .map(|cache| cache.join("lockstep/peers"))
+        .map(|cache| cache.join("lockstep"))
         .ok_or_else(|| Stop::failed("neither XDG_CACHE_HOME nor HOME is set to an absolute path"))
 }
 

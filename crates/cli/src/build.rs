@@ -4,7 +4,7 @@ use crate::exit::{Exit, Failure};
 use crate::resolve::ModelFiles;
 use crate::{knob_fault, memory};
 use indicatif::{ProgressBar, ProgressStyle};
-use lockstep_device::{CpuDevice, cpu::CpuBackend};
+use lockstep_device::Device;
 use lockstep_engine::{EngineParts, Knobs, Late, Started};
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_flow::{OnMismatch, Settings};
@@ -36,6 +36,9 @@ pub struct ShownPlan {
     /// Lanes, edges and the arena over time, as a picture.
     pub svg: String,
 }
+
+/// What the values of dummy weights follow from.
+const DUMMY_SEED: u64 = 0;
 
 fn bad_model(e: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::BadModel, e)
@@ -71,11 +74,19 @@ fn gguf_vocab(v: VocabData) -> GgufVocab {
     }
 }
 
+fn open_checkpoint(settings: &Settings, files: &ModelFiles) -> Result<Checkpoint, Failure> {
+    match settings.text("model.load-format") {
+        "dummy" => Checkpoint::dummy(&files.path, DUMMY_SEED),
+        _ => Checkpoint::open(&files.path),
+    }
+    .map_err(bad_model)
+}
+
 /// Builds everything that `serve` needs. Tokenizer and digest are made while the engine packs the
 /// weights and proves its plans: start-up takes as long as the longer of the two.
 pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> {
-    let checkpoint = Arc::new(Checkpoint::open(&files.path).map_err(bad_model)?);
-    let device = device(settings)?;
+    let checkpoint = Arc::new(open_checkpoint(settings, files)?);
+    let device = crate::device::open(settings)?;
     let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
     warn_of_memory(settings, &model)?;
     let mut text = None;
@@ -99,10 +110,15 @@ pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> 
 
 /// Says at start what would otherwise show as the end of the process under load.
 fn warn_of_memory(settings: &Settings, model: &Model) -> Result<(), Failure> {
+    if settings.text("device.kind") != "cpu" {
+        // A GPU's own memory is asked for at start, and refused there and then.
+        return Ok(());
+    }
     let failed = |e| knob_fault::of_engine(settings, e);
-    let shape =
-        lockstep_engine::plan_shape(&knobs(settings), model, &CpuBackend).map_err(failed)?;
-    let pools = model.sub_pools(&CpuBackend, &shape).map_err(bad_model)?;
+    let backend = crate::device::backend(settings)?;
+    let backend = backend.as_ref();
+    let shape = lockstep_engine::plan_shape(&knobs(settings), model, backend).map_err(failed)?;
+    let pools = model.sub_pools(backend, &shape).map_err(bad_model)?;
     let page_bytes: u64 = pools.iter().map(SubPool::page_bytes).sum();
     let pool_bytes = page_bytes * u64::from(shape.pages);
     let short = |memory| memory::shortage(pool_bytes, model.checkpoint_bytes(), memory);
@@ -131,19 +147,13 @@ fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 /// Model -> plans and proofs -> device -> a running engine.
 fn start(
     settings: &Settings,
-    device: CpuDevice,
+    (device, device_facts): (Box<dyn Device>, DeviceFacts),
     model: Model,
     late: impl FnOnce() -> Option<Late>,
 ) -> Result<Started, Failure> {
-    let device_facts = DeviceFacts {
-        name: "cpu".into(),
-        isa: device.isa().name().into(),
-        threads: device.threads(),
-        arena_bytes: 0,
-    };
     let bar = progress_bar(model.checkpoint_bytes());
     let parts = EngineParts {
-        device: Box::new(device),
+        device,
         model_facts: model_facts(&model, settings),
         model,
         eos: &[],
@@ -192,13 +202,6 @@ pub fn knobs(settings: &Settings) -> Knobs {
     }
 }
 
-/// The CPU device that the settings ask for.
-fn device(settings: &Settings) -> Result<CpuDevice, Failure> {
-    let threads = u32::try_from(settings.number("device.threads")).unwrap_or(u32::MAX);
-    CpuDevice::new(threads, settings.text("device.isa"))
-        .map_err(|e| knob_fault::of_device(settings, &e))
-}
-
 fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
     let checkpoint = model.checkpoint();
     let spec = checkpoint.spec();
@@ -239,11 +242,13 @@ pub fn describe_plan(
     files: &ModelFiles,
     bucket: &str,
 ) -> Result<ShownPlan, Failure> {
-    let checkpoint = Checkpoint::open(&files.path).map_err(bad_model)?;
+    let checkpoint = open_checkpoint(settings, files)?;
     let model = Model::new(Arc::new(checkpoint)).map_err(bad_model)?;
     let knobs = knobs(settings);
     let failed = |e| knob_fault::of_engine(settings, e);
-    let shape = lockstep_engine::plan_shape(&knobs, &model, &CpuBackend).map_err(failed)?;
+    let backend = crate::device::backend(settings)?;
+    let backend = backend.as_ref();
+    let shape = lockstep_engine::plan_shape(&knobs, &model, backend).map_err(failed)?;
     let keys = lockstep_engine::ladder(&knobs);
     let found = keys.iter().find(|(key, _)| key.to_string() == bucket);
     let Some(&key) = found else {
@@ -251,7 +256,7 @@ pub fn describe_plan(
         let what = format!("there is no bucket {bucket}; there are {}", names.join(", "));
         return Err(Failure::new(Exit::Usage, what));
     };
-    let proven = lockstep_engine::prove_all(&model, &CpuBackend, &shape, &[key]);
+    let proven = lockstep_engine::prove_all(&model, backend, &shape, &[key]);
     let proven = proven.map_err(failed)?.remove(0).proven;
     let summary = Summary::of(&proven);
     Ok(ShownPlan {

@@ -3,6 +3,7 @@
 
 mod args;
 mod build;
+mod device;
 mod drill;
 mod exit;
 mod http;

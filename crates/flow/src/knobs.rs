@@ -136,6 +136,14 @@ pub const KNOBS: &[Knob] = &[
         "Seconds between the decode log lines of a busy server; 0 prints none."
     ),
     knob!(
+        "model.load-format",
+        "load-format",
+        Choice(&["auto", "dummy"]),
+        "auto",
+        Process,
+        "dummy makes seeded weights of the shapes in a folder's config.json."
+    ),
+    knob!(
         "model.path",
         "model",
         Text,
@@ -222,6 +230,14 @@ pub const KNOBS: &[Knob] = &[
         "auto",
         Numerics,
         "Element type of KV rows; auto is f32 for f32 weights, else f16."
+    ),
+    knob!(
+        "device.kind",
+        "device",
+        Choice(&["cpu", "cuda"]),
+        "cpu",
+        Process,
+        "What runs the plans; cuda needs a build with the feature of that name."
     ),
     knob!(
         "device.threads",

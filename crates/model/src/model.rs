@@ -3,7 +3,7 @@
 use crate::{DeepSeekV4, Llama, ModelError, PlanShape, SubPool, WeightLoad, WeightSource};
 use lockstep_flow::{BucketKey, Token};
 use lockstep_plan::format::Format;
-use lockstep_plan::{Backend, StepPlan, WeightData};
+use lockstep_plan::{Backend, StepPlan, WeightData, seed_of, unit_scale};
 use lockstep_weights::{Checkpoint, ModelSpec};
 use std::sync::Arc;
 
@@ -123,6 +123,9 @@ impl Model {
         mut load: impl FnMut(&str, WeightData<'_>, u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let tensor = |role| self.checkpoint.tensor(role).ok_or(ModelError::MissingWeight { role });
+        if let Some(seed) = self.checkpoint.seed() {
+            return self.load_seeded(shape, seed, load);
+        }
         for WeightLoad { buffer, source } in self.weights(shape) {
             match source {
                 WeightSource::Values(values) => load(&buffer, WeightData::F32(&values), 0)?,
@@ -156,6 +159,37 @@ impl Model {
                     let table = self.checkpoint.expert_table(layer);
                     let table = table.ok_or(ModelError::MissingWeight { role })?;
                     load(&buffer, WeightData::U32(&table), bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Model::load`], for a checkpoint without bytes: seeded matrices, norms of 1, biases of 0.
+    fn load_seeded<E: From<ModelError>>(
+        &self,
+        shape: &PlanShape,
+        seed: u64,
+        mut load: impl FnMut(&str, WeightData<'_>, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for WeightLoad { buffer, source } in self.weights(shape) {
+            match source {
+                WeightSource::Values(values) => load(&buffer, WeightData::F32(&values), 0)?,
+                WeightSource::Matrix { role } | WeightSource::Vector { role } => {
+                    let tensor = self.checkpoint.tensor(role);
+                    let t = tensor.ok_or(ModelError::MissingWeight { role })?;
+                    if t.rows == 1 {
+                        let values = vec![if role.is_bias() { 0.0 } else { 1.0 }; t.cols];
+                        load(&buffer, WeightData::F32(&values), 0)?;
+                        continue;
+                    }
+                    let (n, k) = (t.rows as u32, t.cols as u32);
+                    let (seed, scale) = (seed_of(seed, &buffer), unit_scale(k));
+                    load(&buffer, WeightData::Seeded { n, k, seed, scale }, 0)?;
+                }
+                // Only of architectures that `Checkpoint::dummy` refuses.
+                WeightSource::Stack { .. } | WeightSource::ExpertTable { .. } => {
+                    return Err(ModelError::Architecture.into());
                 }
             }
         }

@@ -11,6 +11,9 @@ use lockstep_flow::BucketKey;
 pub enum WeightData<'a> {
     /// `n` rows of `k` elements; a device packs them as it likes.
     Matrix { format: Format, n: u32, k: u32, bytes: &'a [u8] },
+    /// `n` rows of `k` elements that follow from a seed ([`crate::seeded`]), in the bf16 that they
+    /// are rounded to.
+    Seeded { n: u32, k: u32, seed: u64, scale: f32 },
     /// f32 values as they are (norms, biases, tables).
     F32(&'a [f32]),
     /// 32-bit words as they are (tables of ids).

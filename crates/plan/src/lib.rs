@@ -29,6 +29,7 @@ mod pack;
 mod prove;
 mod race;
 mod rules;
+mod seeded;
 mod sequence;
 mod step_plan;
 mod structure;
@@ -51,6 +52,7 @@ pub use op::{
 };
 pub use pack::{InOutBytes, PackReport, Packing, pack, pack_beside, pack_by_issue_order};
 pub use prove::{ProofCounts, Proven, prove};
+pub use seeded::{seed_of, seeded, unit_scale};
 pub use sequence::{AnyOrder, Arenas, prove_any_order, prove_between, prove_sequence};
 pub use step_plan::StepPlan;
 pub use summary::{ArenaLine, OpLine, Summary, render_text};

@@ -63,6 +63,8 @@ pub struct Checkpoint {
     gguf: Option<GgufHeader>,
     tensors: BTreeMap<Role, Entry>,
     digest: OnceLock<Digest>,
+    /// Of a checkpoint without weights: the seed that its values follow from.
+    seed: Option<u64>,
 }
 
 /// A tensor of one file, before or after its role was found.
@@ -123,7 +125,7 @@ impl Checkpoint {
         let files = vec![file];
         let tensors = layout::assign(&path, &spec, &files, entries, layout::Container::Gguf)?;
         let digest = OnceLock::new();
-        Ok(Checkpoint { path, spec, files, gguf: Some(header), tensors, digest })
+        Ok(Checkpoint { path, spec, files, gguf: Some(header), tensors, digest, seed: None })
     }
 
     fn open_folder(folder: &Path) -> Result<Checkpoint, WeightsError> {
@@ -148,7 +150,40 @@ impl Checkpoint {
         let container = layout::Container::Safetensors;
         let tensors = layout::assign(folder, &spec, &files, entries, container)?;
         let (path, digest) = (folder.to_path_buf(), OnceLock::new());
-        Ok(Checkpoint { path, spec, files, gguf: None, tensors, digest })
+        Ok(Checkpoint { path, spec, files, gguf: None, tensors, digest, seed: None })
+    }
+
+    /// A model of the shapes in `folder`'s `config.json` with no weights of its own: bf16 matrices
+    /// whose values follow from `seed`, norms of 1, biases of 0. Its tensors have no bytes. For
+    /// measurements without a download.
+    pub fn dummy(folder: &Path, seed: u64) -> Result<Checkpoint, WeightsError> {
+        let config = hf::read_config(folder)?;
+        let config_error = |e: hf::ConfigError| e.at(hf::config_path(folder));
+        let spec = config.model_spec(true).map_err(config_error)?;
+        let ModelSpec::Llama(llama) = &spec else {
+            return Err(WeightsError::NoSeeded { path: folder.to_path_buf() });
+        };
+        let tensors = layout::roles(llama).map(|(role, shape)| {
+            let (name, format) = (role.to_string(), Ok(Format::BF16));
+            (role, Entry { file: 0, name, format, shape: shape.to_vec(), range: 0..0 })
+        });
+        let tensors = tensors.filter(|(role, _)| *role != Role::RopeFactors).collect();
+        let (path, digest) = (folder.to_path_buf(), OnceLock::new());
+        let file = SourceFile::in_memory(&path, Vec::new());
+        Ok(Checkpoint {
+            path,
+            spec,
+            files: vec![file],
+            gguf: None,
+            tensors,
+            digest,
+            seed: Some(seed),
+        })
+    }
+
+    /// The seed of a model without weights of its own ([`Checkpoint::dummy`]).
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
     }
 
     /// The file or folder that was opened.

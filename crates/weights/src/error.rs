@@ -41,6 +41,10 @@ pub enum WeightsError {
         file: PathBuf,
         fault: ConfigFault,
     },
+    /// Seeded weights are not made for the architecture.
+    NoSeeded {
+        path: PathBuf,
+    },
     /// Architecture facts that contradict each other or that this build cannot serve.
     Spec {
         file: PathBuf,
@@ -113,6 +117,9 @@ pub enum Found {
 impl fmt::Display for WeightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            WeightsError::NoSeeded { path } => {
+                write!(f, "{}: seeded weights are made for the Llama family only", path.display())
+            }
             WeightsError::Io { file, source } => write!(f, "{}: {source}", file.display()),
             WeightsError::NotAFile { file } => {
                 write!(f, "{}: not a regular file", file.display())

@@ -56,6 +56,14 @@ pub enum LayerRole {
     FfnDown,
 }
 
+impl Role {
+    /// True for what is added to a projection's result.
+    pub const fn is_bias(self) -> bool {
+        use LayerRole::{AttnKBias, AttnOBias, AttnQBias, AttnVBias};
+        matches!(self, Role::Layer(_, AttnQBias | AttnKBias | AttnVBias | AttnOBias))
+    }
+}
+
 impl LayerRole {
     pub const ALL: [LayerRole; 15] = [
         LayerRole::AttnNorm,

@@ -89,7 +89,7 @@ const ROOMS: &[Room] = &[
     Room {
         name: "cuda",
         rooms: &["flow", "plan", "device"],
-        test_rooms: &[],
+        test_rooms: &["engine", "model", "weights"],
         libraries: &["cudarc", "half", "libc", "libloading"],
         why: "cuda is one more device",
     },

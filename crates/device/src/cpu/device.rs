@@ -17,6 +17,7 @@ use crate::manifest::Manifest;
 use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, PageBuffer};
 use crate::workshop::{AwayArena, Remains, Workshop};
 use lockstep_flow::Lease;
+use lockstep_plan::format::Format;
 use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, StepPlan, WeightData};
 use std::sync::Arc;
 
@@ -347,6 +348,13 @@ impl Device for CpuDevice {
                     });
                 }
                 self.pack_matrix(name, desc, bytes)
+            }
+            WeightData::Seeded { n, k, seed, scale } => {
+                let elems = u64::from(n) * u64::from(k);
+                let value = |i| lockstep_plan::seeded(seed, i, scale).to_le_bytes();
+                let bytes: Vec<u8> = (0..elems).flat_map(value).collect();
+                let desc = CpuBackend::packed(Format::BF16, n, k)?;
+                self.pack_matrix(name, desc, &bytes)
             }
             WeightData::F32(values) => {
                 let layout = WeightLayout::F32 { len: values.len() };

@@ -1,0 +1,79 @@
+//! The suite of a machine with a GPU: right answers, equal bits, speed. Prints a short table last.
+//!
+//! `gpu_suite FIXTURES [--only right,bits,speed] [--shapes qwen3-0.6b,qwen3-8b] [--rows 1,8,...]`
+#![allow(clippy::print_stdout)]
+
+#[path = "gpu_suite/bed.rs"]
+mod bed;
+#[path = "gpu_suite/bits.rs"]
+mod bits;
+#[path = "gpu_suite/right.rs"]
+mod right;
+#[path = "gpu_suite/speed.rs"]
+mod speed;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Lines of the last table, and whether all was well.
+#[derive(Default)]
+pub struct Table {
+    lines: Vec<String>,
+    failed: bool,
+}
+
+impl Table {
+    /// A line.
+    pub fn line(&mut self, text: String) {
+        println!("{text}");
+        self.lines.push(text);
+    }
+
+    /// A line that says whether something held.
+    pub fn verdict(&mut self, ok: bool, text: String) {
+        self.failed |= !ok;
+        self.line(format!("{} {text}", if ok { "ok  " } else { "FAIL" }));
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let Some(fixtures) = args.first().map(PathBuf::from) else {
+        eprintln!("usage: gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS]");
+        return ExitCode::from(2);
+    };
+    let option = |name: &str, default: &str| {
+        let at = args.iter().position(|a| a == name);
+        let text = at.and_then(|i| args.get(i + 1)).map_or(default, String::as_str);
+        text.split(',').map(str::to_string).collect::<Vec<_>>()
+    };
+    let parts = option("--only", "right,bits,speed");
+    let shapes = option("--shapes", "qwen3-0.6b");
+    let rows: Vec<usize> =
+        option("--rows", "1,8,32,64,96").iter().filter_map(|r| r.parse().ok()).collect();
+    let mut table = Table::default();
+    let device = bed::gpu();
+    let (major, minor) = device.capability();
+    let (free, total) = device.free_and_total().unwrap_or_default();
+    table.line(format!(
+        "{} sm_{major}{minor}, {} multiprocessors, driver CUDA {}.{}, {:.1} of {:.1} GiB free",
+        device.name(),
+        device.multiprocessors(),
+        device.driver_version() / 1000,
+        device.driver_version() % 1000 / 10,
+        free as f64 / 1073741824.0,
+        total as f64 / 1073741824.0,
+    ));
+    drop(device);
+    for part in &parts {
+        match part.as_str() {
+            "right" => right::run(&fixtures, &mut table),
+            "bits" => bits::run(&fixtures, &mut table),
+            "speed" => shapes.iter().for_each(|s| speed::run(s, &rows, &mut table)),
+            other => table.verdict(false, format!("there is no part {other}")),
+        }
+    }
+    println!("\n== table ==");
+    table.lines.iter().for_each(|l| println!("{l}"));
+    if table.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

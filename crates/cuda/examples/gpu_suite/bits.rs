@@ -1,0 +1,95 @@
+//! Contract 1 on the GPU: the same bits alone and in company, captured and op by op, in any bucket,
+//! prefilled whole or in chunks, with the audit looking at every step.
+
+use crate::Table;
+use crate::bed::{Ask, Bed, Outcome, Rng, gpu, greedy, model};
+use lockstep_engine::Knobs;
+use lockstep_flow::{SamplingParams, Seed};
+use std::path::Path;
+
+fn knobs() -> Knobs {
+    Knobs {
+        graph_max_bs: 96,
+        running_max: 96,
+        chunk_tokens: 512,
+        kv_bytes: 512 << 20,
+        audit_rate: 0,
+        prefix_cache: false,
+        context_tokens: 1024,
+        ..Knobs::default()
+    }
+}
+
+/// Prompts of 1 to 400 tokens, every third one sampled.
+fn asks(count: usize) -> Vec<Ask> {
+    let mut rng = Rng(0xb175);
+    (0..count)
+        .map(|i| {
+            let len = 1 + rng.below(400) as usize;
+            let prompt = rng.prompt(len, 256);
+            let params = match i % 3 {
+                0 => SamplingParams {
+                    temperature: 0.8,
+                    top_p: 0.9,
+                    top_k: 40,
+                    repetition_penalty: 1.1,
+                    seed: Seed(i as u64),
+                    logprobs: Some(3),
+                    ..greedy(24)
+                },
+                _ => greedy(24),
+            };
+            Ask { prompt, params }
+        })
+        .collect()
+}
+
+fn compare(a: &[Outcome], b: &[Outcome]) -> Result<usize, String> {
+    let mut rows = 0;
+    for (i, (a, b)) in a.iter().zip(b).enumerate() {
+        if a.tokens != b.tokens {
+            return Err(format!("request {i}: tokens {:?} and {:?}", a.tokens, b.tokens));
+        }
+        for (position, row) in &a.rows {
+            let Some(other) = b.rows.get(position) else { continue };
+            let bits = |r: &[f32]| r.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            if bits(row) != bits(other) {
+                return Err(format!("request {i}: logits differ at position {position}"));
+            }
+            rows += 1;
+        }
+    }
+    if rows == 0 { Err("no rows".into()) } else { Ok(rows) }
+}
+
+pub fn run(fixtures: &Path, table: &mut Table) {
+    for (name, count) in [("qwen3", 96), ("gguf/wide-Q4_1.gguf", 32)] {
+        let path = fixtures.join("tiny").join(name);
+        let bed = |change: &dyn Fn(&mut Knobs), programmatic: bool| {
+            let mut knobs = knobs();
+            change(&mut knobs);
+            let mut device = gpu();
+            device.set_programmatic(programmatic);
+            Bed::new(Box::new(device), model(&path, false), knobs, true)
+        };
+        let asks = asks(count);
+        let whole = bed(&|_| {}, true).run(&asks, 3);
+        let mut one = bed(&|_| {}, true);
+        let alone: Vec<Outcome> =
+            asks.iter().flat_map(|a| one.run(core::slice::from_ref(a), 0)).collect();
+        let mut say = |what: &str, other: &[Outcome]| match compare(&whole, other) {
+            Ok(rows) => table.verdict(true, format!("bits {name}: {what}, {rows} rows")),
+            Err(e) => table.verdict(false, format!("bits {name}: {what}: {e}")),
+        };
+        say("together = alone", &alone);
+        say("captured = op by op", &bed(&|k| k.eager = true, true).run(&asks, 3));
+        say("whole = in chunks of 48", &bed(&|k| k.chunk_tokens = 48, true).run(&asks, 3));
+        let few = bed(&|k| k.running_max = 7, true).run(&asks, 0);
+        say("96 at a time = 7 at a time", &few);
+        say("overlapped launches = strict ones", &bed(&|_| {}, false).run(&asks, 3));
+        let mut audited = bed(&|k| k.audit_rate = 1, true);
+        say("with every step audited", &audited.run(&asks, 3));
+        let audit = audited.status().audit;
+        table.line(format!("     bits {name}: {audit:?}"));
+    }
+}

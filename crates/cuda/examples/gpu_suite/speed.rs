@@ -1,0 +1,129 @@
+//! Speed with seeded weights of a shape, taken as the peer's script takes it: 320 prompt and 256
+//! output tokens of C requests at once; a decode step is the time of 256 less the time of 8 output
+//! tokens, over 248, the median of three, host work and sampling included.
+
+use crate::Table;
+use crate::bed::{Ask, Bed, Rng, gpu, greedy, model};
+use lockstep_cuda::Probe;
+use lockstep_engine::Knobs;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes a second that a copy moves on an H200, reads and writes together.
+const BANDWIDTH: f64 = 4.35e12;
+
+/// A shape with the peer's milliseconds a step at C = 1, 8, 32, 64, 96 (vLLM 0.24, default).
+struct Shape {
+    name: &'static str,
+    config: &'static str,
+    peer: [f64; 5],
+    /// Bytes of K and V of one token.
+    kv_token: f64,
+    /// Bytes of the weights that a step reads.
+    weights: f64,
+}
+
+const PEER_ROWS: [usize; 5] = [1, 8, 32, 64, 96];
+
+const SHAPES: [Shape; 2] = [
+    Shape {
+        name: "qwen3-0.6b",
+        config: r#"{"model_type":"qwen3","hidden_act":"silu","rms_norm_eps":1e-6,
+            "rope_theta":1000000.0,"max_position_embeddings":40960,"attention_bias":false,
+            "torch_dtype":"bfloat16","bos_token_id":151643,"eos_token_id":151645,
+            "hidden_size":1024,"intermediate_size":3072,"num_hidden_layers":28,
+            "num_attention_heads":16,"num_key_value_heads":8,"head_dim":128,
+            "vocab_size":151936,"tie_word_embeddings":true}"#,
+        peer: [1.73, 1.90, 2.81, 2.91, 3.49],
+        kv_token: 28.0 * 8.0 * 128.0 * 2.0 * 2.0,
+        weights: (28.0 * (1024.0 * 4096.0 + 2048.0 * 1024.0 + 3.0 * 1024.0 * 3072.0)
+            + 151936.0 * 1024.0)
+            * 2.0,
+    },
+    Shape {
+        name: "qwen3-8b",
+        config: r#"{"model_type":"qwen3","hidden_act":"silu","rms_norm_eps":1e-6,
+            "rope_theta":1000000.0,"max_position_embeddings":40960,"attention_bias":false,
+            "torch_dtype":"bfloat16","bos_token_id":151643,"eos_token_id":151645,
+            "hidden_size":4096,"intermediate_size":12288,"num_hidden_layers":36,
+            "num_attention_heads":32,"num_key_value_heads":8,"head_dim":128,
+            "vocab_size":151936,"tie_word_embeddings":false}"#,
+        peer: [5.21, 5.49, 6.02, 6.73, 7.77],
+        kv_token: 36.0 * 8.0 * 128.0 * 2.0 * 2.0,
+        weights: (36.0 * (4096.0 * 6144.0 + 4096.0 * 4096.0 + 3.0 * 4096.0 * 12288.0)
+            + 151936.0 * 4096.0)
+            * 2.0,
+    },
+];
+
+fn timed(bed: &mut Bed, rng: &mut Rng, rows: usize, tokens: u32) -> f64 {
+    let ask = |_| Ask { prompt: rng.prompt(320, 150_000), params: greedy(tokens) };
+    let asks: Vec<Ask> = (0..rows).map(ask).collect();
+    let start = Instant::now();
+    let outcomes = bed.run(&asks, 0);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!(outcomes.iter().all(|o| o.tokens.len() == tokens as usize), "every token came");
+    seconds
+}
+
+pub fn run(name: &str, rows: &[usize], table: &mut Table) {
+    let Some(shape) = SHAPES.iter().find(|s| s.name == name) else {
+        table.verdict(false, format!("there is no shape {name}"));
+        return;
+    };
+    let folder = std::env::temp_dir().join(format!("lockstep-{name}"));
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("config.json"), shape.config));
+    written.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let knobs = Knobs {
+        graph_max_bs: 96,
+        running_max: 96,
+        chunk_tokens: 2048,
+        kv_bytes: 16 << 30,
+        context_tokens: 4096,
+        prefix_cache: false,
+        audit_rate: 1000,
+        ..Knobs::default()
+    };
+    let start = Instant::now();
+    let mut device = gpu();
+    let probe = Arc::new(Probe::default());
+    device.set_probe(probe.clone());
+    let mut bed = Bed::new(Box::new(device), model(&folder, true), knobs, false);
+    table.line(format!("     {name}: ready in {:.2} s", start.elapsed().as_secs_f64()));
+    let mut rng = Rng(0x5eed);
+    timed(&mut bed, &mut rng, 4, 16);
+    for &c in rows {
+        let prefill = (0..2).map(|_| timed(&mut bed, &mut rng, c, 8)).fold(f64::INFINITY, f64::min);
+        let mut all: Vec<f64> = (0..3).map(|_| timed(&mut bed, &mut rng, c, 256)).collect();
+        all.sort_by(f64::total_cmp);
+        let ms = (all[1] - prefill) / 248.0 * 1e3;
+        let bytes = shape.weights + c as f64 * (320.0 + 132.0) * shape.kv_token;
+        let limit = bytes / BANDWIDTH * 1e3;
+        let at = PEER_ROWS.iter().position(|r| *r == c);
+        let peer = at.map_or(f64::NAN, |i| shape.peer[i]);
+        table.line(format!(
+            "     {name} C={c}: {ms:.3} ms a step, peer {peer:.2} ({:.2}x), limit {limit:.3} \
+             ({:.0}%); {:.0} tok/s; 8 tokens after 320: {:.1} ms",
+            peer / ms,
+            limit / ms * 100.0,
+            c as f64 / ms * 1e3,
+            prefill * 1e3,
+        ));
+        // One more batch, for a report of a decode step in the middle of it.
+        probe_one(&mut bed, &mut rng, c, &probe);
+        for report in probe.take() {
+            println!("       {}: replay {:.0} us", report.bucket, report.replay_us);
+            for op in &report.ops {
+                let each = op.us / op.ops as f32;
+                println!("         {:>24} {:>8.1} us  ({} x {each:.2})", op.name, op.us, op.ops);
+            }
+        }
+    }
+}
+
+fn probe_one(bed: &mut Bed, rng: &mut Rng, rows: usize, probe: &Probe) {
+    let ask = |_| Ask { prompt: rng.prompt(320, 150_000), params: greedy(64) };
+    let asks: Vec<Ask> = (0..rows).map(ask).collect();
+    bed.run_probed(&asks, 40, probe);
+}

@@ -1,0 +1,561 @@
+//! The CUDA device behind the port.
+
+use crate::CudaError;
+use crate::away::{Base, CudaAway, CudaWorkshop};
+use crate::backend::CudaBackend;
+use crate::digest::Digests;
+use crate::driver::{DeviceBytes, Driver, Timer};
+use crate::exec::{Exec, Stage};
+use crate::kernels::Kernels;
+use crate::memory::Memory;
+use crate::probe::Probe;
+use crate::resolve::{Addresses, Resolver};
+use lockstep_device::{
+    ArenaId, AwayArena, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer, Remains,
+    Workshop,
+};
+use lockstep_flow::Lease;
+use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, WeightData};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A place for an arena.
+enum Place {
+    /// Nothing: the next arena comes here.
+    Vacant,
+    /// An arena.
+    Here(DeviceBytes),
+    /// An arena of this size, which is lent.
+    Lent(u64),
+}
+
+/// A GPU as a device.
+pub struct CudaDevice {
+    execs: Vec<Option<Exec>>,
+    arenas: Vec<Place>,
+    digests: Digests,
+    timer: Timer,
+    base: Arc<Base>,
+    programmatic: bool,
+    probe: Option<Arc<Probe>>,
+    failed: Option<DeviceError>,
+}
+
+impl CudaDevice {
+    /// GPU `ordinal`, with the kernels of this binary, or those of `kernels`, a folder of cubins.
+    ///
+    /// # Errors
+    /// There is no driver, no such GPU, or no kernels for it.
+    pub fn new(ordinal: u32, kernels: Option<&Path>) -> Result<CudaDevice, CudaError> {
+        let driver = Driver::open(ordinal)?;
+        let kernels = Kernels::load(&driver, kernels)?;
+        Ok(CudaDevice {
+            execs: Vec::new(),
+            arenas: Vec::new(),
+            digests: Digests::new(&driver)?,
+            timer: Timer::new()?,
+            base: Arc::new(Base { memory: Memory::new(&driver), kernels, driver }),
+            programmatic: true,
+            probe: None,
+            failed: None,
+        })
+    }
+
+    /// The GPU's name.
+    pub fn name(&self) -> &str {
+        &self.base.driver.name
+    }
+
+    /// Its compute capability.
+    pub fn capability(&self) -> (u32, u32) {
+        self.base.driver.capability
+    }
+
+    /// Its multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.base.driver.multiprocessors
+    }
+
+    /// The CUDA version of its driver: 13000 is 13.0.
+    pub fn driver_version(&self) -> u32 {
+        self.base.driver.version
+    }
+
+    /// Free and total bytes of its memory.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn free_and_total(&self) -> Result<(u64, u64), CudaError> {
+        self.base.driver.bind()?;
+        self.base.driver.memory()
+    }
+
+    /// Whether a kernel may start while its predecessor ends (from the next capture on).
+    pub fn set_programmatic(&mut self, on: bool) {
+        self.programmatic = on;
+    }
+
+    /// Kernels of a captured plan.
+    pub fn kernels_of(&self, exec: ExecId) -> usize {
+        self.exec(exec).launches.len()
+    }
+
+    /// Has `probe` look at replays.
+    pub fn set_probe(&mut self, probe: Arc<Probe>) {
+        self.probe = Some(probe);
+    }
+
+    fn exec(&self, exec: ExecId) -> &Exec {
+        let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
+        found.expect("an executable id comes from capture and is used until release")
+    }
+
+    fn exec_mut(&mut self, exec: ExecId) -> &mut Exec {
+        let found = self.execs.get_mut(exec.0 as usize).and_then(Option::as_mut);
+        found.expect("an executable id comes from capture and is used until release")
+    }
+
+    fn arena_at(&self, arena: ArenaId) -> &DeviceBytes {
+        match self.arenas.get(arena.0 as usize) {
+            Some(Place::Here(bytes)) => bytes,
+            _ => panic!("an arena id comes from `arena` and is used until `free_arena`"),
+        }
+    }
+
+    /// Gives an arena the first vacant place.
+    fn house(&mut self, arena: DeviceBytes) -> ArenaId {
+        let vacant = self.arenas.iter().position(|p| matches!(p, Place::Vacant));
+        let at = vacant.unwrap_or(self.arenas.len());
+        if at == self.arenas.len() {
+            self.arenas.push(Place::Vacant);
+        }
+        self.arenas[at] = Place::Here(arena);
+        ArenaId(at as u32)
+    }
+
+    /// Gives an executable the first vacant number.
+    fn register(&mut self, exec: Exec) -> ExecId {
+        let free = self.execs.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.execs.len());
+        if at == self.execs.len() {
+            self.execs.push(None);
+        }
+        self.execs[at] = Some(exec);
+        ExecId(at as u32)
+    }
+
+    /// Weights and state, to be added to.
+    fn base_mut(&mut self) -> Result<&mut Base, DeviceError> {
+        Arc::get_mut(&mut self.base).ok_or(DeviceError::State {
+            asked: "a new weight or state",
+            state: "past loading: arenas are made over what it has",
+        })
+    }
+
+    /// Checks that `exec` may run a step under `lease`.
+    fn admit(&self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let exec = self.exec(exec);
+        if exec.stage != Stage::Sealed {
+            return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
+        }
+        if !matches!(self.arenas[exec.arena.0 as usize], Place::Here(_)) {
+            return Err(DeviceError::State { asked: "a step", state: "without its arena" });
+        }
+        let bucket = exec.proven.plan().bucket;
+        if lease.bucket() != bucket {
+            return Err(DeviceError::WrongLease {
+                exec: bucket.to_string(),
+                lease: lease.bucket().to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Failures latch: after one the context's memory is not to be trusted.
+    fn latch<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(e @ DeviceError::Failed { .. }) = &result {
+            self.failed = Some(e.clone());
+        }
+        result
+    }
+
+    fn step(
+        &mut self,
+        id: ExecId,
+        run: impl FnOnce(&CudaDevice) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.base.driver.bind()?;
+        let driver = self.base.driver.clone();
+        self.exec_mut(id).send_inputs(&driver)?;
+        run(self)?;
+        self.exec_mut(id).fetch_outputs(&driver)?;
+        driver.synchronize()?;
+        Ok(())
+    }
+
+    /// Runs ops one by one, each resolved anew from the plan: the eager twin shares no captured
+    /// address with a replay.
+    fn run_ops(
+        &self,
+        id: ExecId,
+        order: impl Iterator<Item = OpId>,
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        let exec = self.exec(id);
+        let plan = exec.proven.plan();
+        let Base { memory, kernels, .. } = &*self.base;
+        let addresses = Addresses::new(&exec.proven, self.arena_at(exec.arena).address, memory)?;
+        let resolver = Resolver::new(plan, &addresses, memory, kernels)?;
+        for op in order {
+            if let Some(byte) = poison {
+                self.poison(&exec.proven, &addresses, op, byte)?;
+            }
+            if let Some(launch) = resolver.op(op)? {
+                // SAFETY: addresses were resolved from a plan whose proof orders all accesses, the
+                // lease vouches for table entries, and the stream keeps ops in order.
+                unsafe { self.base.driver.launch(&launch.shape, &launch.args)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills transients that `op` is the first to write, so that a read of something that this
+    /// step has not written shows.
+    fn poison(
+        &self,
+        proven: &Proven,
+        addresses: &Addresses,
+        op: OpId,
+        byte: u8,
+    ) -> Result<(), DeviceError> {
+        let plan = proven.plan();
+        for access in &plan.op(op).writes {
+            let buffer = access.buffer();
+            let touches = |o: &OpId| {
+                let op = plan.op(*o);
+                op.reads.iter().chain(&op.writes).any(|a| a.buffer() == buffer)
+            };
+            let first = plan.op_ids().find(touches);
+            let b = plan.buffer(buffer);
+            if b.kind == BufferKind::Transient && first == Some(op) {
+                // SAFETY: a transient's bytes belong to the arena; in stream order.
+                unsafe { self.base.driver.fill(addresses.at(buffer), byte, b.bytes as usize)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.base.driver.bind()?;
+        // SAFETY: callers pass ranges inside a live buffer; the stream is waited for.
+        unsafe { self.base.driver.download(out, address)? };
+        self.base.driver.synchronize()?;
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice {
+    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
+        Arc::new(CudaBackend)
+    }
+
+    fn enter_step_thread(&mut self) {
+        // What goes wrong here goes wrong again in the first step, which can say so.
+        let _ = self.base.driver.bind();
+    }
+
+    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
+        let Base { memory, kernels, driver } = self.base_mut()?;
+        driver.bind()?;
+        match data {
+            WeightData::Matrix { format, n, k, bytes } => {
+                memory.add_matrix(kernels, name, (format, n, k), bytes)
+            }
+            WeightData::Seeded { n, k, seed, scale } => {
+                memory.add_seeded(kernels, name, (n, k), (seed, scale))
+            }
+            WeightData::F32(values) => memory.add_f32(name, values),
+            WeightData::U32(_) => Err(crate::resolve::refuse(
+                &format!("the table of ids {name}"),
+                "the weights of the Llama family",
+            )),
+        }
+    }
+
+    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
+        if self.base.memory.state(name).is_ok_and(|s| s.1 == bytes) {
+            return Ok(());
+        }
+        self.base_mut()?.memory.add_state(name, bytes)
+    }
+
+    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
+        if let Some(base) = Arc::get_mut(&mut self.base) {
+            base.memory.end_loading();
+        }
+        let arena = self.base.arena(bytes)?;
+        Ok(self.house(arena))
+    }
+
+    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
+        if self.execs.iter().flatten().any(|e| e.arena == arena) {
+            return Err(DeviceError::State {
+                asked: "to free an arena",
+                state: "still running executables in it",
+            });
+        }
+        self.arenas[arena.0 as usize] = Place::Vacant;
+        Ok(())
+    }
+
+    fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+        let place = (arena, self.arena_at(arena));
+        let exec = self.base.capture(proven, place, self.programmatic)?;
+        Ok(self.register(exec))
+    }
+
+    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.check_manifest(exec)?;
+        self.exec_mut(exec).stage = Stage::Sealed;
+        Ok(())
+    }
+
+    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        self.execs[exec.0 as usize] = None;
+        Ok(())
+    }
+
+    fn manifest(&self, exec: ExecId) -> &Manifest {
+        &self.exec(exec).manifest
+    }
+
+    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
+        let exec = self.exec(exec);
+        exec.check_manifest(self.arena_at(exec.arena).address, &self.base.memory)
+    }
+
+    fn workshop(&self) -> Arc<dyn Workshop> {
+        Arc::new(CudaWorkshop { base: self.base.clone(), programmatic: self.programmatic })
+    }
+
+    fn install(
+        &mut self,
+        arena: Box<dyn AwayArena>,
+    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
+        let away = arena.into_any().downcast::<CudaAway>();
+        let Ok(away) = away else {
+            return Err(DeviceError::State { asked: "an arena", state: "another device than its" });
+        };
+        let CudaAway { execs, arena, home, .. } = *away;
+        let id = match home {
+            None => self.house(arena),
+            Some(home) => {
+                let place = &mut self.arenas[home.0 as usize];
+                assert!(matches!(place, Place::Lent(_)), "a lent arena comes back to its place");
+                *place = Place::Here(arena);
+                home
+            }
+        };
+        let number = |exec| self.register(Exec { arena: id, ..exec });
+        Ok((id, execs.into_iter().map(number).collect()))
+    }
+
+    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
+        let lent = Place::Lent(self.arena_at(arena).len);
+        match core::mem::replace(&mut self.arenas[arena.0 as usize], lent) {
+            Place::Here(bytes) => Ok(Box::new(CudaAway {
+                execs: Vec::new(),
+                arena: bytes,
+                home: Some(arena),
+                base: self.base.clone(),
+                programmatic: self.programmatic,
+            })),
+            Place::Vacant | Place::Lent(_) => unreachable!("`arena_at` has just found it"),
+        }
+    }
+
+    fn uninstall(&mut self, arena: ArenaId) -> Remains {
+        let place = core::mem::replace(&mut self.arenas[arena.0 as usize], Place::Vacant);
+        let of_it = |e: &mut Option<Exec>| e.take_if(|e| e.arena == arena);
+        let execs: Vec<Exec> = self.execs.iter_mut().filter_map(of_it).collect();
+        match place {
+            Place::Here(bytes) => Box::new((execs, bytes)),
+            Place::Vacant | Place::Lent(_) => Box::new(execs),
+        }
+    }
+
+    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
+        let [bytes] = self.exec_mut(exec).input_mut([input]);
+        bytes
+    }
+
+    fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
+        self.exec_mut(exec).input_mut(inputs)
+    }
+
+    fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
+        self.exec(exec).output(output)
+    }
+
+    fn replay(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        self.admit(id, lease)?;
+        let result = self.step(id, |device| {
+            // SAFETY: the manifest was checked at seal and weights, state and arenas do not move;
+            // the lease vouches for table entries.
+            unsafe { device.exec(id).graph.launch()? };
+            if let Some(probe) = &device.probe {
+                probe.see(&device.base.driver, &device.timer, device.exec(id))?;
+            }
+            Ok(())
+        });
+        self.latch(result)
+    }
+
+    fn eager(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        self.admit(id, lease)?;
+        let ops = self.exec(id).proven.plan().op_ids();
+        let result = self.step(id, |device| device.run_ops(id, ops, None));
+        self.latch(result)
+    }
+
+    fn explore(
+        &mut self,
+        id: ExecId,
+        lease: &dyn Lease,
+        order: &[OpId],
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        self.admit(id, lease)?;
+        let order = order.iter().copied();
+        let result = self.step(id, |device| device.run_ops(id, order, poison));
+        self.latch(result)
+    }
+
+    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
+        let exec = self.exec(exec);
+        let bytes = exec.proven.plan().buffer(buffer).bytes;
+        assert!(offset + out.len() as u64 <= bytes, "past the end of the buffer");
+        let done = self.read(exec.addresses.at(buffer) + offset, out);
+        done.unwrap_or_else(|e| panic!("reading a buffer of the last step: {e}"));
+    }
+
+    fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
+        assert_eq!(
+            self.exec(from).proven.digest(),
+            self.exec(to).proven.digest(),
+            "executables of two plans"
+        );
+        let plan = self.exec(from).proven.clone();
+        let plan = plan.plan();
+        for id in plan.buffer_ids() {
+            if matches!(plan.buffer(id).kind, BufferKind::Input { .. }) {
+                let bytes = self.exec(from).input(id).to_vec();
+                let [to] = self.exec_mut(to).input_mut([id]);
+                to.copy_from_slice(&bytes);
+            }
+        }
+    }
+
+    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
+        let mut bytes = [vec![0; len as usize], vec![0; len as usize]];
+        for (exec, to) in [a, b].into_iter().zip(&mut bytes) {
+            self.peek(exec, buffer, 0, to);
+        }
+        let [a, b] = &bytes;
+        a.iter().zip(b).position(|(a, b)| a != b).map(|i| i as u64)
+    }
+
+    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.base.driver.bind()?;
+        let (address, len) = self.base.memory.state(name)?;
+        let end = offset.checked_add(bytes.len() as u64);
+        assert!(end.is_some_and(|end| end <= len), "past the end of {name}");
+        // SAFETY: in bounds by the assertion; the stream is waited for before `bytes` can go.
+        unsafe { self.base.driver.upload(address + offset, bytes)? };
+        self.base.driver.synchronize()?;
+        Ok(())
+    }
+
+    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let (address, len) = self.base.memory.state(name)?;
+        let end = offset.checked_add(out.len() as u64);
+        assert!(end.is_some_and(|end| end <= len), "past the end of {name}");
+        self.read(address + offset, out)
+    }
+
+    fn replay_op(&mut self, id: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
+        self.admit(id, lease)?;
+        let result = self.step(id, |device| {
+            let launches = &device.exec(id).launches;
+            let Ok(at) = launches.binary_search_by_key(&op, |(op, _)| *op) else { return Ok(()) };
+            let launch = &launches[at].1;
+            // SAFETY: as in `replay`, for one of its kernels.
+            unsafe { device.base.driver.launch(&launch.shape, &launch.args)? };
+            Ok(())
+        });
+        self.latch(result)
+    }
+
+    fn digest_pages(
+        &mut self,
+        buffers: &[PageBuffer],
+        pages: &[u32],
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        assert_eq!(out.len(), pages.len() * buffers.len(), "a word for each buffer of each page");
+        let last = u64::from(pages.iter().copied().max().unwrap_or(0)) + 1;
+        for PageBuffer { name, page_bytes } in buffers {
+            let (_, len) = self.base.memory.state(name)?;
+            assert!(last * page_bytes <= len, "past the end of {name}");
+        }
+        let Base { memory, kernels, driver } = &*self.base;
+        let range = |i: usize| {
+            let buffer = &buffers[i % buffers.len()];
+            let (address, _) = memory.state(&buffer.name).expect("checked above");
+            let page = u64::from(pages[i / buffers.len()]);
+            (address + page * buffer.page_bytes, buffer.page_bytes)
+        };
+        // SAFETY: in bounds as checked above; pages are multiples of 8 bytes; no step runs.
+        unsafe { self.digests.of(driver, kernels, range, out)? };
+        Ok(())
+    }
+
+    fn digest_weight(
+        &mut self,
+        name: &str,
+        chunk_bytes: u64,
+        first: u64,
+        out: &mut [u64],
+    ) -> Result<(), DeviceError> {
+        let Base { memory, kernels, driver } = &*self.base;
+        let (address, len, _) = memory.weight(name)?;
+        let all = len.div_ceil(chunk_bytes.max(1));
+        assert!(chunk_bytes > 0 && first + out.len() as u64 <= all, "past the end of {name}");
+        assert!(chunk_bytes.is_multiple_of(8), "chunks of whole words");
+        let range = |i: usize| {
+            let offset = (first + i as u64) * chunk_bytes;
+            (address + offset, chunk_bytes.min(len - offset))
+        };
+        // SAFETY: in bounds as checked above; nothing writes a loaded weight.
+        unsafe { self.digests.of(driver, kernels, range, out)? };
+        Ok(())
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        let (weight_bytes, state_bytes) = self.base.memory.bytes();
+        let (mut arenas, mut arena_bytes) = (0, 0);
+        for place in &self.arenas {
+            arenas += u32::from(!matches!(place, Place::Vacant));
+            arena_bytes += match place {
+                Place::Vacant => 0,
+                Place::Here(bytes) => bytes.len,
+                Place::Lent(bytes) => *bytes,
+            };
+        }
+        let executables = self.execs.iter().flatten().count() as u32;
+        DeviceMemory { weight_bytes, state_bytes, arena_bytes, arenas, executables }
+    }
+}

@@ -1,0 +1,223 @@
+//! An executable on the GPU: a captured plan, its graph, and the host's side of its inputs and
+//! outputs.
+
+use crate::CudaError;
+use crate::driver::{Driver, Graph, GraphExec, Node, PinnedBytes, Wait};
+use crate::launch::Launch;
+use crate::memory::Memory;
+use crate::resolve::Addresses;
+use lockstep_device::{ArenaId, Bound, DeviceError, Manifest};
+use lockstep_plan::{BufferId, BufferKind, EdgeKind, OpId, Proven, StepPlan};
+use std::sync::Arc;
+
+/// Where an executable stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Resolved, its graph built.
+    Captured,
+    /// Runnable.
+    Sealed,
+}
+
+/// Bytes that the GPU may copy beyond what changed, to save a copy.
+const GAP_MAX: u64 = 16 << 10;
+
+/// A captured plan.
+pub struct Exec {
+    /// The plan with its proof.
+    pub proven: Arc<Proven>,
+    /// Its arena.
+    pub arena: ArenaId,
+    /// Where its buffers lie.
+    pub addresses: Addresses,
+    /// The graph.
+    pub graph: GraphExec,
+    /// Kernels of the graph, in program order.
+    pub launches: Vec<(OpId, Launch)>,
+    /// What it is bound to.
+    pub manifest: Manifest,
+    /// Where it stands.
+    pub stage: Stage,
+    pub(crate) inputs: HostSide,
+    pub(crate) outputs: HostSide,
+}
+
+/// The host's copy of one region of the arena.
+pub(crate) struct HostSide {
+    bytes: PinnedBytes,
+    /// Buffers in order of address: id, offset in the region, bytes, changed since the last copy.
+    buffers: Vec<(BufferId, u64, u64, bool)>,
+    /// The region's first byte on the GPU.
+    address: u64,
+}
+
+impl HostSide {
+    fn new(
+        driver: &Arc<Driver>,
+        plan: &StepPlan,
+        addresses: &Addresses,
+        wanted: impl Fn(BufferKind) -> bool,
+    ) -> Result<HostSide, CudaError> {
+        let mut buffers: Vec<_> = plan
+            .buffer_ids()
+            .filter(|id| wanted(plan.buffer(*id).kind))
+            .map(|id| (id, addresses.at(id), plan.buffer(id).bytes, true))
+            .collect();
+        buffers.sort_by_key(|b| b.1);
+        let address = buffers.first().map_or(0, |b| b.1);
+        let end = buffers.last().map_or(0, |b| b.1 + b.2);
+        for b in &mut buffers {
+            b.1 -= address;
+        }
+        let bytes = PinnedBytes::new(driver, (end - address) as usize)?;
+        Ok(HostSide { bytes, buffers, address })
+    }
+
+    fn place(&self, id: BufferId) -> usize {
+        let found = self.buffers.iter().position(|b| b.0 == id);
+        found.unwrap_or_else(|| panic!("buffer {} is not of this side", id.0))
+    }
+}
+
+impl Exec {
+    /// Builds the graph of resolved launches and the host's sides.
+    pub fn new(
+        driver: &Arc<Driver>,
+        (proven, arena, addresses): (Arc<Proven>, ArenaId, Addresses),
+        launches: Vec<(OpId, Launch)>,
+        programmatic: bool,
+    ) -> Result<Exec, CudaError> {
+        let plan = proven.plan();
+        let graph = graph(plan, &launches, programmatic)?.instantiate(driver)?;
+        let is_input = |kind| matches!(kind, BufferKind::Input { .. });
+        let inputs = HostSide::new(driver, plan, &addresses, is_input)?;
+        let outputs = HostSide::new(driver, plan, &addresses, |k| k == BufferKind::Output)?;
+        let manifest = manifest(plan, &addresses);
+        let stage = Stage::Captured;
+        Ok(Exec { proven, arena, addresses, graph, launches, manifest, stage, inputs, outputs })
+    }
+
+    /// Compares the manifest with what is bound now.
+    ///
+    /// # Errors
+    /// The first buffer that is not where it was captured.
+    pub fn check_manifest(&self, base: u64, memory: &Memory) -> Result<(), DeviceError> {
+        let addresses = Addresses::new(&self.proven, base, memory)?;
+        let now = manifest(self.proven.plan(), &addresses);
+        for (was, is) in self.manifest.bound.iter().zip(&now.bound) {
+            if was != is {
+                return Err(DeviceError::Manifest {
+                    buffer: was.name.clone(),
+                    found: is.describe(),
+                    expected: was.describe(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// An input's bytes, to write; they go to the GPU with the next step.
+    pub fn input_mut<const N: usize>(&mut self, ids: [BufferId; N]) -> [&mut [u8]; N] {
+        for (i, id) in ids.iter().enumerate() {
+            assert!(!ids[..i].contains(id), "inputs are distinct");
+        }
+        let places = ids.map(|id| self.inputs.place(id));
+        let base = self.inputs.bytes.bytes_mut().as_mut_ptr();
+        places.map(|at| {
+            let (_, offset, bytes, changed) = &mut self.inputs.buffers[at];
+            *changed = true;
+            // SAFETY: buffers of the inputs' region do not overlap (the proof checked), the ids
+            // are distinct, and the region is borrowed mutably with `self`.
+            unsafe { core::slice::from_raw_parts_mut(base.add(*offset as usize), *bytes as usize) }
+        })
+    }
+
+    /// The host's copy of an input.
+    pub fn input(&self, id: BufferId) -> &[u8] {
+        let (_, offset, bytes, _) = self.inputs.buffers[self.inputs.place(id)];
+        &self.inputs.bytes.bytes()[offset as usize..(offset + bytes) as usize]
+    }
+
+    /// An output's bytes, as the last step left them.
+    pub fn output(&self, id: BufferId) -> &[u8] {
+        let (_, offset, bytes, _) = self.outputs.buffers[self.outputs.place(id)];
+        &self.outputs.bytes.bytes()[offset as usize..(offset + bytes) as usize]
+    }
+
+    /// Sends what changed among the inputs, in as few copies as it takes.
+    pub fn send_inputs(&mut self, driver: &Driver) -> Result<(), CudaError> {
+        let HostSide { bytes, buffers, address } = &mut self.inputs;
+        let mut run: Option<(u64, u64)> = None;
+        let send = |(from, to): (u64, u64)| {
+            let part = &bytes.bytes()[from as usize..to as usize];
+            // SAFETY: the same range of the arena's inputs, which this executable's steps own; the
+            // step waits for the stream before the host writes again.
+            unsafe { driver.upload(*address + from, part) }
+        };
+        for (_, offset, len, changed) in buffers {
+            if !core::mem::take(changed) {
+                continue;
+            }
+            run = match run {
+                Some((from, to)) if *offset <= to + GAP_MAX => Some((from, *offset + *len)),
+                Some(done) => {
+                    send(done)?;
+                    Some((*offset, *offset + *len))
+                }
+                None => Some((*offset, *offset + *len)),
+            };
+        }
+        run.map_or(Ok(()), send)
+    }
+
+    /// Asks for the outputs; they are there once the stream is idle.
+    pub fn fetch_outputs(&mut self, driver: &Driver) -> Result<(), CudaError> {
+        let from = self.outputs.address;
+        let to = self.outputs.bytes.bytes_mut();
+        // SAFETY: the same range of the arena's outputs; callers wait for the stream.
+        unsafe { driver.download(to, from) }
+    }
+}
+
+/// Describes what every buffer of `plan` is bound to.
+fn manifest(plan: &StepPlan, addresses: &Addresses) -> Manifest {
+    let bound = plan.buffer_ids().map(|id| Bound::new(plan.buffer(id), addresses.at(id))).collect();
+    Manifest { bound }
+}
+
+/// One node a launch; a node waits for the node before it in its lane and for the far end of every
+/// event edge. What the host does is ordered by the stream: inputs before the launch of the graph,
+/// outputs after its end.
+///
+/// Where `programmatic`, a node that waits for nothing but its lane's last one may start while
+/// that one ends: until its wait a kernel reads weights only, which nobody writes, and the wait
+/// ends when the other has ended and its writes are seen, so every order of the plan stands.
+fn graph(
+    plan: &StepPlan,
+    launches: &[(OpId, Launch)],
+    programmatic: bool,
+) -> Result<Graph, CudaError> {
+    let mut graph = Graph::new()?;
+    let mut nodes: Vec<Option<Node>> = vec![None; plan.ops.len()];
+    let mut last: Vec<Option<Node>> = vec![None; plan.lanes.len()];
+    for (op, launch) in launches {
+        let lane = plan.op(*op).lane.index();
+        let joined = plan.edges.iter().filter(|e| e.to == *op && e.kind != EdgeKind::NextStep);
+        let others: Vec<Node> = joined
+            .filter(|e| plan.op(e.from).lane.index() != lane)
+            .filter_map(|e| nodes[e.from.index()])
+            .collect();
+        let wait = if programmatic && others.is_empty() { Wait::Programmatic } else { Wait::End };
+        let before: Vec<(Node, Wait)> = last[lane]
+            .iter()
+            .map(|n| (*n, wait))
+            .chain(others.iter().map(|n| (*n, Wait::End)))
+            .collect();
+        // SAFETY: addresses were resolved from a plan whose proof orders all accesses, and the
+        // graph has every order of the plan between its kernels.
+        let node = unsafe { graph.kernel(&launch.shape, &launch.args, &before)? };
+        nodes[op.index()] = Some(node);
+        last[lane] = Some(node);
+    }
+    Ok(graph)
+}

@@ -1,0 +1,148 @@
+//! The compiled kernels: which were built in, which fit this GPU, and their names.
+
+use crate::CudaError;
+use crate::driver::{Driver, Function, Module};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
+
+/// Architectures with kernels in this binary: `sm_80`, `sm_90a`, ...
+pub fn architectures() -> Vec<String> {
+    let mut names: Vec<String> = EMBEDDED.iter().filter_map(|(name, _)| arch_of(name)).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// `gemm.sm_90a.cubin` is of `sm_90a`.
+fn arch_of(file: &str) -> Option<String> {
+    file.strip_suffix(".cubin")?.split('.').nth(1).map(str::to_string)
+}
+
+/// The architecture whose code a GPU of this capability runs: `a` code runs on its own capability
+/// only, other code on every later minor of its major.
+fn fits(arch: &str, (major, minor): (u32, u32)) -> bool {
+    let Some(digits) = arch.strip_prefix("sm_") else { return false };
+    let (number, exact) = match digits.strip_suffix('a') {
+        Some(number) => (number, true),
+        None => (digits, false),
+    };
+    let Ok(number) = number.parse::<u32>() else { return false };
+    let (m, n) = (number / 10, number % 10);
+    m == major && if exact { n == minor } else { n <= minor }
+}
+
+/// Kernels on the GPU, by name.
+#[derive(Debug)]
+pub struct Kernels {
+    /// Owners of what is found.
+    _modules: Vec<Module>,
+    found: HashMap<&'static str, Function>,
+    /// Whether blocks of a cluster can read each other's shared memory.
+    pub clusters: bool,
+}
+
+/// Every kernel that an op may need.
+const NAMES: &[&str] = &[
+    "gather_tokens",
+    "embed",
+    "rms_norm",
+    "quantize_rows",
+    "silu_mul",
+    "rope_kv_write",
+    "pack_matrix",
+    "digest_items",
+    "attention_partial_f16_16",
+    "attention_partial_f16_32",
+    "attention_partial_f16_64",
+    "attention_partial_f16_128",
+    "attention_partial_f16_256",
+    "attention_partial_f32_16",
+    "attention_partial_f32_32",
+    "attention_partial_f32_64",
+    "attention_partial_f32_128",
+    "attention_partial_f32_256",
+    "attention_combine",
+    "sample",
+    "gemm_m1_n1",
+    "gemm_m1_n2",
+    "gemm_m1_n4",
+    "gemm_m1_n6",
+    "gemm_m1_n8",
+    "gemm_m2_n1",
+    "gemm_m2_n2",
+    "gemm_m2_n4",
+    "gemm_m2_n6",
+    "gemm_seq_n8",
+    "gemm_seq_n16",
+];
+
+impl Kernels {
+    /// Loads what fits this GPU: from `folder` where one is given, else what was built in.
+    pub fn load(driver: &Arc<Driver>, folder: Option<&Path>) -> Result<Kernels, CudaError> {
+        let mut modules = Vec::new();
+        let mut built = architectures();
+        let mut take = |name: &str, bytes: &[u8]| -> Result<(), CudaError> {
+            if arch_of(name).is_some_and(|arch| fits(&arch, driver.capability)) {
+                modules.push(Module::load(driver, bytes)?);
+            }
+            Ok(())
+        };
+        match folder {
+            None => {
+                for (name, bytes) in EMBEDDED {
+                    take(name, bytes)?;
+                }
+            }
+            Some(folder) => {
+                built = vec![folder.display().to_string()];
+                for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                    if let Ok(bytes) = std::fs::read(entry.path()) {
+                        take(&entry.file_name().to_string_lossy(), &bytes)?;
+                    }
+                }
+            }
+        }
+        if modules.is_empty() {
+            return Err(CudaError::NoKernels { capability: driver.capability, built });
+        }
+        let mut found = HashMap::new();
+        for name in NAMES {
+            for module in &modules {
+                if let Some(function) = module.function(name)? {
+                    found.insert(*name, function);
+                    break;
+                }
+            }
+            if !found.contains_key(name) {
+                return Err(CudaError::KernelMissing { kernel: (*name).into() });
+            }
+        }
+        Ok(Kernels { _modules: modules, found, clusters: driver.capability.0 >= 9 })
+    }
+
+    /// A kernel by name.
+    ///
+    /// # Panics
+    /// Where the name is not among those that were loaded, which is a mistake of this room.
+    pub fn get(&self, name: &str) -> Function {
+        *self.found.get(name).unwrap_or_else(|| panic!("{name} is not a kernel of this room"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_runs_on_its_own_architecture() {
+        assert_eq!(arch_of("gemm.sm_90a.cubin").as_deref(), Some("sm_90a"));
+        assert_eq!(arch_of("gemm.cu"), None);
+        assert!(fits("sm_90a", (9, 0)) && !fits("sm_90a", (9, 1)) && !fits("sm_90a", (10, 0)));
+        assert!(fits("sm_80", (8, 0)) && fits("sm_80", (8, 9)) && !fits("sm_80", (9, 0)));
+        assert!(fits("sm_100a", (10, 0)) && !fits("sm_100a", (10, 3)));
+        assert!(!fits("compute_90", (9, 0)) && !fits("sm_x", (9, 0)));
+    }
+}

@@ -1,0 +1,245 @@
+//! Arguments of the kernels, as the structs of `kernels/*.cu` lie in memory, and launches.
+//!
+//! No struct has padding bytes between or behind its fields: each is copied as whole words.
+
+use crate::driver::Shape;
+
+/// A kernel with its shape and its argument.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Kernel, grid, block.
+    pub shape: Shape,
+    /// The argument struct.
+    pub args: Vec<u64>,
+}
+
+/// A struct that a kernel takes.
+///
+/// # Safety
+/// `repr(C)`, without padding, of a whole number of 8-byte words, every byte initialised.
+pub unsafe trait Args: Copy {}
+
+impl Launch {
+    /// A launch of `shape` with `args`.
+    pub fn new<A: Args>(shape: Shape, args: A) -> Launch {
+        let words = size_of::<A>() / 8;
+        let mut to = vec![0u64; words];
+        // SAFETY: `Args` has exactly these bytes, all of them initialised.
+        unsafe {
+            let from = core::ptr::from_ref(&args).cast::<u8>();
+            core::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast::<u8>(), words * 8);
+        }
+        Launch { shape, args: to }
+    }
+}
+
+macro_rules! args {
+    ($name:ident, $bytes:literal) => {
+        const _: () = assert!(size_of::<$name>() == $bytes && align_of::<$name>() == 8);
+        // SAFETY: the fields below add up to exactly the asserted size, so there is no padding.
+        unsafe impl Args for $name {}
+    };
+}
+
+/// `gather_tokens`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GatherArgs {
+    pub live: u64,
+    pub source: u64,
+    pub token_seq: u64,
+    pub seq_slots: u64,
+    pub last_token: u64,
+    pub write_slots: u64,
+    pub token_pages: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub vocab: u32,
+}
+args!(GatherArgs, 72);
+
+/// `embed`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct EmbedArgs {
+    pub live: u64,
+    pub tokens: u64,
+    pub w: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub dim: u32,
+    pub k_tiles: u32,
+    pub pad: u32,
+}
+args!(EmbedArgs, 48);
+
+/// `rms_norm`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct NormArgs {
+    pub live: u64,
+    pub x: u64,
+    pub row_index: u64,
+    pub weight: u64,
+    pub out: u64,
+    pub out_q: u64,
+    pub rows: u32,
+    pub dim: u32,
+    pub q_stride: u32,
+    pub eps: f32,
+}
+args!(NormArgs, 64);
+
+/// `quantize_rows` and `silu_mul`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RowsArgs {
+    pub live: u64,
+    pub x: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub dim: u32,
+    pub out_stride: u32,
+    pub pad: u32,
+}
+args!(RowsArgs, 40);
+
+/// `rope_kv_write`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RopeArgs {
+    pub live: u64,
+    pub qkv: u64,
+    pub table: u64,
+    pub positions: u64,
+    pub write_slots: u64,
+    pub q_norm: u64,
+    pub k_norm: u64,
+    pub k_pages: u64,
+    pub v_pages: u64,
+    pub rows: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub rotary_dim: u32,
+    pub adjacent: u32,
+    pub kv_f16: u32,
+    pub eps: f32,
+}
+args!(RopeArgs, 104);
+
+/// `pack_matrix`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PackArgs {
+    pub from: u64,
+    pub to: u64,
+    pub seed: u64,
+    pub n: u32,
+    pub k: u32,
+    pub k_tiles: u32,
+    pub tiles: u32,
+    pub scale: f32,
+    pub pad: u32,
+}
+args!(PackArgs, 48);
+
+/// `attention_partial_*` and `attention_combine`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AttnArgs {
+    pub live: u64,
+    pub qkv: u64,
+    pub positions: u64,
+    pub token_seq: u64,
+    pub block_table: u64,
+    pub k_pages: u64,
+    pub v_pages: u64,
+    pub scratch: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub table_stride: u32,
+    pub window: u32,
+    pub parts: u32,
+    pub ways: u32,
+    pub head_dim: u32,
+    pub scale: f32,
+    pub pad: u32,
+}
+args!(AttnArgs, 112);
+
+/// A matrix of a product.
+#[derive(Clone, Copy, Default, Debug)]
+#[repr(C)]
+pub struct PartArgs {
+    pub w: u64,
+    pub bias: u64,
+    pub tiles: u32,
+    pub n: u32,
+    pub out_col: u32,
+    pub pad: u32,
+}
+
+/// `gemm_*`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GemmArgs {
+    pub live: u64,
+    pub x: u64,
+    pub out: u64,
+    pub part: [PartArgs; 3],
+    pub parts: u32,
+    pub rows: u32,
+    pub x_stride: u32,
+    pub out_stride: u32,
+    pub epilogue: u32,
+    pub units: u32,
+    pub k_tiles: u32,
+    pub steps: u32,
+    pub s_in: u32,
+    pub s_out: u32,
+    pub token_tiles: u32,
+    pub s_seq: u32,
+}
+args!(GemmArgs, 168);
+
+/// `sample`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct SampleArgs {
+    pub live: u64,
+    pub logits: u64,
+    pub params: u64,
+    pub logit_rows: u64,
+    pub logit_slots: u64,
+    pub token_seq: u64,
+    pub masks: u64,
+    pub bias: u64,
+    pub block_table: u64,
+    pub token_pages: u64,
+    pub last_token: u64,
+    pub scratch: u64,
+    pub results: u64,
+    pub rows: u32,
+    pub vocab: u32,
+    pub table_stride: u32,
+    pub scratch_words: u32,
+}
+args!(SampleArgs, 120);
+
+/// Bytes of the `Shared` struct of `sample.cu`, with room to spare for its alignment.
+pub const SAMPLE_SHARED_BYTES: u32 =
+    128 + 128 + 8 * 1024 + 8 * 2048 + 4 * 2048 + 8 * 1024 + 8 * 512 + 32 + 64;
+
+/// `digest_items`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DigestArgs {
+    pub items: u64,
+    pub out: u64,
+    pub count: u32,
+    pub pad: u32,
+}
+args!(DigestArgs, 24);

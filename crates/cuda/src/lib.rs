@@ -1,0 +1,25 @@
+//! The CUDA device: proven plans as CUDA graphs, built node by node.
+//!
+//! Three rings: *raw* is the driver's own interface (`cudarc::driver::sys`, loaded at run time),
+//! *checked* gives every call an error and every resource an owner ([`driver`]), *safe* is
+//! [`CudaDevice`] behind the device port. No raw handle leaves this room, and nothing of CUDA is
+//! needed to build it.
+
+mod away;
+mod backend;
+mod device;
+mod digest;
+mod driver;
+mod error;
+mod exec;
+mod kernels;
+mod launch;
+mod memory;
+mod probe;
+mod resolve;
+
+pub use backend::{CudaBackend, gemm_slices};
+pub use device::CudaDevice;
+pub use error::CudaError;
+pub use kernels::architectures;
+pub use probe::{OpTime, Probe, Report};

@@ -1,0 +1,172 @@
+//! The CUDA kernels: compiled by the toolkit's own wheels on any x86-64 Linux, checked for spills
+//! and registers, and left where the cuda room embeds them from. No GPU and no driver is needed.
+
+use crate::args::{Outcome, Stop, only_flags};
+use crate::peer::cache_root;
+use crate::proc::must;
+use crate::python::Venv;
+use crate::tree::root;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// What a GPU of which generation runs.
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
+
+/// CUDA 13.0's compiler and headers, from the Python index: about 110 MB to fetch.
+const WHEELS: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+];
+
+/// Registers of a thread, at most, by kernel: what its launch bounds promise.
+const REGISTERS_MAX: u32 = 255;
+
+const FETCH_LIMIT: Duration = Duration::from_secs(900);
+
+/// `cargo xtask cuda`: compiles every kernel for every architecture into `crates/cuda/cubins`.
+/// `--check` leaves nothing behind.
+pub fn main(args: &[String]) -> Outcome {
+    only_flags(args, &["--check"])?;
+    let check = args.iter().any(|a| a == "--check");
+    let root = root();
+    let nvcc = compiler()?;
+    let kernels = root.join("crates/cuda/kernels");
+    let out = if check {
+        std::env::temp_dir().join(format!("lockstep-cubins-{}", std::process::id()))
+    } else {
+        root.join("crates/cuda/cubins")
+    };
+    let io = |e: std::io::Error| Stop::failed(format!("{}: {e}", out.display()));
+    std::fs::create_dir_all(&out).map_err(io)?;
+    let mut faults = Vec::new();
+    for source in sources(&kernels)? {
+        for arch in ARCHITECTURES {
+            let report = compile(&nvcc, &source, arch, &out)?;
+            let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let kernels = read_report(&report);
+            let most = kernels.iter().map(|k| k.registers).max().unwrap_or(0);
+            println!("{name} {arch}: {} kernels, at most {most} registers", kernels.len());
+            if kernels.is_empty() {
+                faults.push(format!("{name} {arch}: the compiler reported on no kernel"));
+            }
+            for k in kernels {
+                if k.spilled > 0 {
+                    faults.push(format!("{name} {arch}: {} spills {} bytes", k.name, k.spilled));
+                }
+                if k.registers > REGISTERS_MAX {
+                    faults
+                        .push(format!("{name} {arch}: {} takes {} registers", k.name, k.registers));
+                }
+            }
+        }
+    }
+    if check {
+        std::fs::remove_dir_all(&out).map_err(io)?;
+    }
+    if faults.is_empty() { Ok(()) } else { Err(Stop::failed(faults.join("\n"))) }
+}
+
+fn sources(folder: &Path) -> Result<Vec<PathBuf>, Stop> {
+    let io = |e: std::io::Error| Stop::failed(format!("{}: {e}", folder.display()));
+    let entries = std::fs::read_dir(folder).map_err(io)?;
+    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
+    found.retain(|p| p.extension().is_some_and(|e| e == "cu"));
+    found.sort();
+    Ok(found)
+}
+
+/// nvcc out of the wheels, fetched once into the cache.
+fn compiler() -> Result<PathBuf, Stop> {
+    let dir = cache_root()?.join("cuda-13.0");
+    let nvcc = dir.join("nvidia/cu13/bin/nvcc");
+    let stamp = dir.join("wheels");
+    let recipe = WHEELS.join("\n");
+    if std::fs::read_to_string(&stamp).is_ok_and(|s| s == recipe) && nvcc.exists() {
+        return Ok(nvcc);
+    }
+    let io = |e: std::io::Error| Stop::failed(format!("{}: {e}", dir.display()));
+    println!("fetching CUDA 13.0's compiler into {}", dir.display());
+    std::fs::create_dir_all(&dir).map_err(io)?;
+    let venv = Venv::ensure(&dir.join("pip"), "")?;
+    must(
+        Command::new(venv.python())
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(["--no-deps", "--upgrade", "--target"])
+            .arg(&dir)
+            .args(WHEELS),
+        FETCH_LIMIT,
+        "pip install of CUDA 13.0's compiler",
+    )?;
+    std::fs::write(&stamp, recipe).map_err(io)?;
+    Ok(nvcc)
+}
+
+/// Compiles one file for one architecture; returns what the assembler said of each kernel.
+fn compile(nvcc: &Path, source: &Path, arch: &str, out: &Path) -> Result<String, Stop> {
+    let stem = source.file_stem().unwrap_or_default().to_string_lossy();
+    let to = out.join(format!("{stem}.{arch}.cubin"));
+    let number = arch.trim_start_matches("sm_");
+    let ran = Command::new(nvcc)
+        .arg(format!("-gencode=arch=compute_{number},code=sm_{number}"))
+        .args(["-std=c++17", "-cubin", "-Xptxas", "-v", "-o"])
+        .arg(&to)
+        .arg(source)
+        .output()
+        .map_err(|e| Stop::failed(format!("{}: {e}", nvcc.display())))?;
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    if ran.status.success() { Ok(said) } else { Err(Stop::failed(format!("{arch}: {said}"))) }
+}
+
+/// What one kernel takes.
+#[derive(Debug, PartialEq, Eq)]
+struct Kernel {
+    name: String,
+    registers: u32,
+    /// Bytes of registers that did not fit.
+    spilled: u32,
+}
+
+/// Reads the assembler's report.
+fn read_report(text: &str) -> Vec<Kernel> {
+    let mut kernels: Vec<Kernel> = Vec::new();
+    for line in text.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let name = rest.split('\'').next().unwrap_or_default().to_string();
+            kernels.push(Kernel { name, registers: 0, spilled: 0 });
+        } else if let Some(kernel) = kernels.last_mut() {
+            let before = |words: &str| number_before(line, words);
+            kernel.registers = kernel.registers.max(before(" registers"));
+            kernel.spilled += before(" bytes spill stores");
+        }
+    }
+    kernels
+}
+
+fn number_before(line: &str, words: &str) -> u32 {
+    let Some((head, _)) = line.split_once(words) else { return 0 };
+    head.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_gives_registers_and_spills_of_each_kernel() {
+        let text = "ptxas info    : 0 bytes gmem\n\
+            ptxas info    : Compiling entry function 'a' for 'sm_90a'\n\
+            ptxas info    : Function properties for a\n    \
+            16 bytes stack frame, 16 bytes spill stores, 36 bytes spill loads\n\
+            ptxas info    : Used 128 registers, used 1 barriers\n\
+            ptxas info    : Compiling entry function 'b' for 'sm_90a'\n    \
+            0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+            ptxas info    : Used 22 registers, 380 bytes cmem[0]\n";
+        let kernel =
+            |name: &str, registers, spilled| Kernel { name: name.into(), registers, spilled };
+        assert_eq!(read_report(text), [kernel("a", 128, 16), kernel("b", 22, 0)]);
+    }
+}
