@@ -9,7 +9,6 @@ use lockstep_engine::{EngineParts, Knobs, Late, Started};
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_flow::{OnMismatch, Settings};
 use lockstep_model::{Model, SubPool};
-use lockstep_plan::format::Format;
 use lockstep_plan::{KvDtype, Summary, render_text, svg};
 use lockstep_serve::Engine;
 use lockstep_text::{GgufVocab, TextModel};
@@ -228,12 +227,13 @@ fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
 
 /// The format that most of the weights' bytes have.
 fn quantization(checkpoint: &Checkpoint) -> String {
-    let mut bytes: BTreeMap<Format, usize> = BTreeMap::new();
+    let mut bytes: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, t) in checkpoint.tensors() {
-        *bytes.entry(t.format).or_default() += t.bytes.len();
+        let name = t.coding.map_or(t.format.name(), |c| c.name());
+        *bytes.entry(name).or_default() += t.bytes.len();
     }
     let most = bytes.into_iter().max_by_key(|(_, n)| *n);
-    most.map_or_else(String::new, |(format, _)| format.to_string())
+    most.map_or_else(String::new, |(name, _)| name.to_string())
 }
 
 /// The plan of one bucket, proven and packed, without an engine.

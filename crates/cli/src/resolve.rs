@@ -14,9 +14,28 @@ pub struct ModelFiles {
     pub aliases: Vec<String>,
 }
 
+/// Name of the project's own small model, which comes with it as the folder `models/recall`.
+const RECALL: &str = "recall";
+
+/// That folder: beside the program or above it (a build lies in the project's tree), else under
+/// the current directory.
+fn recall() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok();
+    let above = program.iter().flat_map(|p| p.ancestors().skip(1).take(5));
+    let places = above.map(|dir| dir.join("models").join(RECALL));
+    let here = core::iter::once(Path::new("models").join(RECALL));
+    places.chain(here).find(|folder| folder.join("config.json").is_file())
+}
+
+fn no_recall() -> Failure {
+    let words = "the model 'recall' comes with the project as the folder models/recall, which is \
+                 neither near the program nor in the current directory; name the folder";
+    Failure::new(Exit::NoModel, words)
+}
+
 /// No model of that name, and which there are.
 pub fn unknown_model(name: &str) -> Failure {
-    let names: Vec<&str> = KNOWN.iter().map(|k| k.name).collect();
+    let names: Vec<&str> = KNOWN.iter().map(|k| k.name).chain([RECALL]).collect();
     let meant = match Known::nearest(name) {
         Some(nearest) => format!("; did you mean '{nearest}'?"),
         None => String::new(),
@@ -50,6 +69,10 @@ pub fn model(
             return Err(no_model_file(path));
         }
         return Ok(ModelFiles { path: path.into(), aliases: aliases(path) });
+    }
+    if name == RECALL {
+        let path = recall().ok_or_else(no_recall)?;
+        return Ok(ModelFiles { path, aliases: vec![RECALL.into()] });
     }
     let Some(known) = Known::find(name) else { return Err(unknown_model(name)) };
     let store = store()?;
@@ -101,6 +124,14 @@ mod tests {
         let e = model(&named("smollm2-135m-instrct"), none).unwrap_err();
         assert_eq!(e.exit, Exit::NoModel);
         assert!(e.message.contains("did you mean 'smollm2-135m-instruct'?"), "{}", e.message);
+    }
+
+    #[test]
+    fn recall_comes_with_the_project() {
+        let none = || -> Result<Store, Failure> { panic!("the store is not asked") };
+        let found = model(&named("recall"), none).unwrap();
+        assert_eq!(found.aliases, ["recall"]);
+        assert!(found.path.join("model.safetensors.index.json").is_file(), "{found:?}");
     }
 
     #[test]

@@ -6,19 +6,12 @@
 
 mod common;
 
+use common::one_step::assert_selections;
 use common::outcome::{Outcome, assert_same};
 use common::reference::Golden;
 use common::{Probe, Rig};
-use lockstep_device::cpu::CpuBackend;
-use lockstep_device::{CpuDevice, Device, DeviceError, ExecId, Mode};
-use lockstep_engine::prove_all;
-use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, Position, RequestId, SamplingParams, Token};
-use lockstep_model::{ModelError, PlanShape};
-use lockstep_plan::{BufferKind, KvDtype, Proven, WeightData};
-use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepTables};
+use lockstep_flow::{SamplingParams, Token};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The bar on logits, whose standard deviation is 1.
 const LOGITS_MAX: f32 = 5e-5;
@@ -151,164 +144,6 @@ fn the_toy_recalls_every_answer() {
 #[test]
 fn selections_are_the_reference_s() {
     for tokens in [24, 97, 300, 700] {
-        let golden = golden(tokens);
-        let mut step = OneStep::new(&fixture(""), tokens as u32);
-        let mut compared = 0;
-        for layer in [2, 4, 6] {
-            let found = step.selections(&golden, layer);
-            let topk = found.len() / tokens;
-            for position in 0..tokens {
-                let mut want = golden.row(&format!("selection.{layer}"), position).to_vec();
-                want.retain(|i| *i != u32::MAX);
-                want.sort_unstable();
-                let found = &found[position * topk..][..topk];
-                let found: Vec<u32> = found.iter().copied().filter(|i| *i != u32::MAX).collect();
-                assert_eq!(found, want, "layer {layer}, position {position} of {tokens}");
-                compared += 1;
-            }
-        }
-        assert_eq!(compared, 3 * tokens);
-    }
-}
-
-/// One prefill step of one sequence, its ops run one by one as captured.
-struct OneStep {
-    device: CpuDevice,
-    exec: ExecId,
-    proven: Arc<Proven>,
-    pool: Pool,
-    key: BucketKey,
-    pages: u32,
-}
-
-impl OneStep {
-    fn new(path: &Path, tokens: u32) -> OneStep {
-        let model = common::model(path);
-        let key = BucketKey { tokens, seqs: 1, logit_rows: 1 };
-        let mut device = CpuDevice::new(2, "auto").unwrap();
-        let pages = tokens.div_ceil(PAGE_TOKENS) + 1;
-        let shape = PlanShape {
-            pages,
-            slots: 2,
-            context_tokens: tokens.next_multiple_of(PAGE_TOKENS),
-            kv_dtype: KvDtype::F32,
-            lanes: 8,
-        };
-        let proven = prove_all(&model, &CpuBackend, &shape, &[(key, Mode::Captured)]).unwrap();
-        let proven = proven[0].proven.clone();
-        let load = |name: &str, data: WeightData<'_>, _| {
-            device.load_weight(name, data).map_err(LoadError::from)
-        };
-        model.load(&shape, load).unwrap();
-        let plan = proven.plan();
-        for buffer in &plan.buffers {
-            if matches!(buffer.kind, BufferKind::State(_)) {
-                device.bind_state(&buffer.name, buffer.bytes).unwrap();
-            }
-        }
-        let arena = device.arena(proven.packing().arena_bytes()).unwrap();
-        let exec = device.capture(&proven, arena).unwrap();
-        device.seal(exec).unwrap();
-        let pool = Pool::new(PoolConfig {
-            id: 1,
-            pages,
-            slots: 1,
-            pages_per_seq_max: shape.pages_per_seq_max(),
-            rows_max: 1,
-            steps_in_flight_max: 1,
-            sub_pools: Vec::new(),
-            slot_snapshots: false,
-        });
-        OneStep { device, exec, proven, pool: pool.unwrap(), key, pages }
-    }
-
-    fn input(&mut self, name: &str) -> &mut [u32] {
-        let id = self.proven.plan().find(name).unwrap();
-        bytemuck::cast_slice_mut(self.device.input_mut(self.exec, id))
-    }
-
-    /// Runs the prompt's step up to the selection of `layer` and returns it.
-    fn selections(&mut self, golden: &Golden, layer: u32) -> Vec<u32> {
-        let ids = golden.words("ids");
-        let n = ids.len();
-        self.input("token_source").copy_from_slice(ids);
-        self.input("live_counts").copy_from_slice(&[n as u32, 1, 1]);
-        let request = RequestId(1);
-        let begun = self.pool.begin(request, 0, &[]).unwrap();
-        self.pool.extend(begun.slot, request, n as u32).unwrap();
-        let mut t = vec![vec![0u32; n]; 3];
-        let mut blocks = vec![0u32; self.pages as usize - 1];
-        let mut one = [[0u32]; 3];
-        let lease = {
-            let [write_slots, positions, seq_of_token] = &mut t[..] else { unreachable!() };
-            let [slots, logit_tokens, logit_slots] = &mut one;
-            let mut tables = StepTables {
-                block_tables: &mut blocks,
-                write_slots,
-                positions,
-                seq_of_token,
-                slots,
-                logit_tokens,
-                logit_slots,
-                first_tokens: None,
-                token_counts: None,
-                kv_lens: None,
-            };
-            let row = RowPlan {
-                request,
-                slot: begun.slot,
-                first_position: Position(0),
-                n_tokens: n as u32,
-                logits: Logits::Last,
-                samples: true,
-            };
-            self.pool.lease(core::iter::once(row), self.key, &mut tables).unwrap()
-        };
-        for (name, values) in [
-            ("block_table", &blocks[..]),
-            ("write_slots", &t[0]),
-            ("positions", &t[1]),
-            ("token_seq", &t[2]),
-            ("seq_slots", &one[0]),
-            ("logit_rows", &one[1]),
-            ("logit_slots", &one[2]),
-        ] {
-            self.input(name).copy_from_slice(values);
-        }
-        let proven = self.proven.clone();
-        let plan = proven.plan();
-        let buffer = plan.find(&format!("layers.{layer}.selection")).unwrap();
-        let mut found = vec![0u32; plan.buffer(buffer).bytes as usize / 4];
-        for op in plan.op_ids() {
-            self.device.replay_op(self.exec, &lease, op).unwrap();
-            if plan.op(op).name == format!("layers.{layer}.index_topk") {
-                let out = bytemuck::cast_slice_mut(&mut found);
-                self.device.peek(self.exec, buffer, 0, out);
-                break;
-            }
-        }
-        self.pool.abandon(lease).unwrap();
-        self.pool.release(begun.slot, request).unwrap();
-        found
-    }
-}
-
-/// Of the two rooms that loading goes through.
-#[derive(Debug)]
-#[allow(dead_code)]
-enum LoadError {
-    Model(ModelError),
-    Device(DeviceError),
-}
-
-impl From<ModelError> for LoadError {
-    fn from(e: ModelError) -> LoadError {
-        LoadError::Model(e)
-    }
-}
-
-impl From<DeviceError> for LoadError {
-    fn from(e: DeviceError) -> LoadError {
-        LoadError::Device(e)
+        assert_selections(&fixture(""), &golden(tokens), tokens);
     }
 }

@@ -136,9 +136,9 @@ impl Model {
                 WeightSource::Matrix { role } => {
                     let t = tensor(role)?;
                     let (n, k) = (t.rows as u32, t.cols as u32);
-                    let (format, data) = (t.format, t.bytes);
-                    let matrix = WeightData::Matrix { format, n, k, bytes: data };
-                    load(&buffer, matrix, data.len() as u64)?;
+                    let (format, elements) = (t.format, t.elements());
+                    let matrix = WeightData::Matrix { format, n, k, bytes: &elements };
+                    load(&buffer, matrix, t.bytes.len() as u64)?;
                 }
                 WeightSource::Stack { roles, format } => {
                     let (mut bytes, mut stored, mut n, mut k) = (Vec::new(), 0, 0, 0);
@@ -147,7 +147,7 @@ impl Model {
                         (n, k) = (n + t.rows as u32, t.cols as u32);
                         stored += t.bytes.len() as u64;
                         if t.format == format {
-                            bytes.extend_from_slice(t.bytes);
+                            bytes.extend_from_slice(&t.elements());
                         } else {
                             t.decode().iter().for_each(|v| bytes.extend(v.to_le_bytes()));
                         }

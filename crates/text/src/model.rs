@@ -5,7 +5,7 @@ use crate::chat::{ChatOptions, ChatPrompt, ChatTemplate};
 use crate::grammar::{GrammarSpec, Grammars};
 use crate::stream::{StreamOptions, TextStream, Utf8Stream};
 use crate::tokenizer::{Encode, GgufVocab, HfFolder, Kind, Tokenizer};
-use crate::tools::{ReasoningMarks, ToolFormat};
+use crate::tools::{ReasoningMarks, ToolFormat, dsml};
 use lockstep_flow::{Token, TokenMask};
 use serde_json::Value;
 use std::path::Path;
@@ -24,6 +24,17 @@ const END_SPELLINGS: &[&str] = &[
     "</s>",
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
+
+/// DeepSeek-V4's releases come without a template: their prompts are made by a program, which
+/// this one agrees with.
+const DEEPSEEK_V4: &str = include_str!("chat/deepseek_v4.jinja");
+
+/// The template of a model that has none and whose vocabulary says which encoding it was made for.
+fn built_in_template(tokenizer: &Tokenizer) -> Option<String> {
+    let v4 = [dsml::TOKEN, "<\u{ff5c}User\u{ff5c}>", "<\u{ff5c}Assistant\u{ff5c}>", "</think>"];
+    let known = v4.iter().all(|spelling| tokenizer.token_of(spelling).is_some());
+    known.then(|| DEEPSEEK_V4.to_owned())
+}
 
 /// Tokenizer, chat template and output formats of one model. Shared by all requests in an `Arc`;
 /// nothing in it changes after it is built.
@@ -83,7 +94,8 @@ impl TextModel {
         let bos = named("bos_token");
         let specials = ["bos_token", "eos_token", "unk_token", "pad_token"]
             .map(|name| (name, folder.special(name).map(str::to_owned)));
-        Ok(TextModel::assemble(tokenizer, bos, eos, folder.chat_template(), specials))
+        let template = folder.chat_template().or_else(|| built_in_template(&tokenizer));
+        Ok(TextModel::assemble(tokenizer, bos, eos, template, specials))
     }
 
     fn assemble(

@@ -1,6 +1,7 @@
 //! A model on disk: its facts and every tensor it needs, by role, whatever the container.
 
 use core::ops::Range;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,6 +14,7 @@ use crate::file::SourceFile;
 use crate::gguf::{self, FactsFault, GgufFault, GgufHeader};
 use crate::hf;
 use crate::layout;
+use crate::narrow::Coding;
 use crate::role::Role;
 use crate::spec::ModelSpec;
 use crate::v4::{self, V4Place, V4Role};
@@ -20,7 +22,7 @@ use crate::vocab::VocabData;
 
 /// A weight tensor as it is stored: `rows` rows of `cols` elements, row after row, each of whole
 /// blocks. A vector has one row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TensorRef<'a> {
     /// The tensor's name in its file.
     pub name: &'a str,
@@ -28,6 +30,9 @@ pub struct TensorRef<'a> {
     pub rows: usize,
     pub cols: usize,
     pub bytes: &'a [u8],
+    /// How `bytes` are coded where they are not elements of `format`; `format` then is what holds
+    /// the decoded elements.
+    pub coding: Option<Coding<'a>>,
 }
 
 impl<'a> TensorRef<'a> {
@@ -47,9 +52,29 @@ impl<'a> TensorRef<'a> {
 
     /// Decodes the whole tensor to f32, `rows x cols`.
     pub fn decode(&self) -> Vec<f32> {
+        if let Some(coding) = &self.coding {
+            return coding.decode(self.bytes, self.rows, self.cols);
+        }
         let mut out = vec![0.0; self.rows * self.cols];
         decode_blocks(self.format, self.bytes, &mut out);
         out
+    }
+}
+
+impl<'a> TensorRef<'a> {
+    /// The tensor as elements of `format`, decoded where it is coded. Elements of BF16 are exact:
+    /// four significant bits and a power of two.
+    pub fn elements(&self) -> Cow<'a, [u8]> {
+        if self.coding.is_none() {
+            return Cow::Borrowed(self.bytes);
+        }
+        let values = self.decode();
+        Cow::Owned(match self.format {
+            Format::BF16 => {
+                values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()
+            }
+            _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        })
     }
 }
 
@@ -77,6 +102,22 @@ pub(crate) struct Entry {
     /// Slowest-varying dimension first.
     pub shape: Vec<u64>,
     pub range: Range<usize>,
+    /// Where the elements are coded.
+    pub coded: Option<Coded>,
+}
+
+/// How an entry's elements are coded; the scales lie in the file `scales.0`.
+#[derive(Clone, Debug)]
+pub(crate) struct Coded {
+    pub kind: CodedKind,
+    pub scales: (usize, Range<usize>),
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum CodedKind {
+    Fp8,
+    Mxfp4,
+    Nvfp4 { global: f32 },
 }
 
 impl Checkpoint {
@@ -120,6 +161,7 @@ impl Checkpoint {
             format: Ok(t.format),
             shape: t.dims.iter().rev().copied().collect(),
             range: t.range.clone(),
+            coded: None,
         });
         let entries: Vec<Entry> = entries.collect();
         let files = vec![file];
@@ -143,6 +185,7 @@ impl Checkpoint {
                 name: t.name,
                 shape: t.shape,
                 range: t.range,
+                coded: None,
             }));
         }
         let has_head = entries.iter().any(|e| Role::Head.hf_name().is_some_and(|n| n == e.name));
@@ -165,7 +208,7 @@ impl Checkpoint {
         };
         let tensors = layout::roles(llama).map(|(role, shape)| {
             let (name, format) = (role.to_string(), Ok(Format::BF16));
-            (role, Entry { file: 0, name, format, shape: shape.to_vec(), range: 0..0 })
+            (role, Entry { file: 0, name, format, shape: shape.to_vec(), range: 0..0, coded: None })
         });
         let tensors = tensors.filter(|(role, _)| *role != Role::RopeFactors).collect();
         let (path, digest) = (folder.to_path_buf(), OnceLock::new());
@@ -255,6 +298,14 @@ impl Checkpoint {
         let cols = *e.shape.last().expect("assigned tensors have a shape") as usize;
         let rows = e.shape[..e.shape.len() - 1].iter().product::<u64>() as usize;
         let bytes = &self.files[e.file].bytes()[e.range.clone()];
-        TensorRef { name: &e.name, format, rows, cols, bytes }
+        let coding = e.coded.as_ref().map(|c| {
+            let scales = &self.files[c.scales.0].bytes()[c.scales.1.clone()];
+            match c.kind {
+                CodedKind::Fp8 => Coding::Fp8 { scales },
+                CodedKind::Mxfp4 => Coding::Mxfp4 { scales },
+                CodedKind::Nvfp4 { global } => Coding::Nvfp4 { scales, global },
+            }
+        });
+        TensorRef { name: &e.name, format, rows, cols, bytes, coding }
     }
 }

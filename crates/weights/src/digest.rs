@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use crate::checkpoint::TensorRef;
 use crate::error::WeightsError;
 use crate::file::open_regular;
+use crate::narrow::Coding;
 use crate::role::Role;
 
 /// A SHA-256; displays as 64 hex digits.
@@ -38,7 +39,13 @@ pub(crate) fn of_tensors(tensors: &[(Role, TensorRef<'_>)], threads: usize) -> D
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
             let Some((_, t)) = tensors.get(n) else { return out };
-            out.push((n, <[u8; 32]>::from(Sha256::digest(t.bytes))));
+            let mut hash = Sha256::new();
+            hash.update(t.bytes);
+            if let Some(coding) = &t.coding {
+                hash.update(coding.scales());
+                hash.update(coding.global().to_le_bytes());
+            }
+            out.push((n, <[u8; 32]>::from(hash.finalize())));
         }
     };
     let mut parts: Vec<(usize, [u8; 32])> = std::thread::scope(|scope| {
@@ -59,7 +66,7 @@ pub(crate) fn of_tensors(tensors: &[(Role, TensorRef<'_>)], threads: usize) -> D
             all.update(s);
         };
         text(&role.to_string());
-        text(t.format.name());
+        text(t.coding.as_ref().map_or(t.format.name(), Coding::name));
         all.update((t.rows as u64).to_le_bytes());
         all.update((t.cols as u64).to_le_bytes());
         all.update(hash);

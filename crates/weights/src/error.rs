@@ -74,6 +74,19 @@ pub enum WeightsError {
         name: String,
         found: String,
     },
+    /// Weights of few bits without their scales.
+    ScaleMissing {
+        file: PathBuf,
+        name: String,
+        scales: String,
+    },
+    /// Scales of another type than their weights have.
+    ScaleType {
+        file: PathBuf,
+        name: String,
+        found: String,
+        want: &'static str,
+    },
     /// A table of expert ids that is not stored as integers.
     TableType {
         file: PathBuf,
@@ -150,9 +163,15 @@ impl fmt::Display for WeightsError {
             WeightsError::TensorType { file, name, found } => write!(
                 f,
                 "{}: tensor `{name}` has type {found}; served from safetensors are F32, F16 and \
-                 BF16",
+                 BF16 (of DeepSeek-V4 also FP8, MXFP4 and NVFP4 with their scales)",
                 file.display()
             ),
+            WeightsError::ScaleMissing { file, name, scales } => {
+                write!(f, "{}: tensor `{name}` needs its scales `{scales}`", file.display())
+            }
+            WeightsError::ScaleType { file, name, found, want } => {
+                write!(f, "{}: scales `{name}` have type {found}; {want} is needed", file.display())
+            }
             WeightsError::TableType { file, name, found } => write!(
                 f,
                 "{}: tensor `{name}` has type {found}; a table of expert ids is I32 or I64",

@@ -15,6 +15,7 @@ pub mod gguf;
 mod hf;
 mod layout;
 mod mmap;
+pub mod narrow;
 mod role;
 mod rope;
 pub mod safetensors;

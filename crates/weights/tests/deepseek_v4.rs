@@ -103,3 +103,121 @@ fn a_table_that_names_no_expert_is_refused_with_its_token() {
     let words = "`layers.1.ffn.gate.tid2eid` sends token 3 to expert 8; there are 8";
     assert!(found.contains(words), "{found}");
 }
+
+/// A tensor to be written: name, type, shape, bytes.
+type Written = (String, &'static str, Vec<u64>, Vec<u8>);
+
+/// The tiny model's tensors, to be changed and written.
+fn tensors() -> Vec<Written> {
+    let bytes = std::fs::read(folder().join("model.safetensors")).unwrap();
+    let tensors = lockstep_weights::safetensors::parse(&bytes).unwrap();
+    let dtype = |d: &str| if d == "F32" { "F32" } else { "I32" };
+    let of = |t: lockstep_weights::safetensors::SafeTensor| {
+        (t.name, dtype(&t.dtype), t.shape, bytes[t.range].to_vec())
+    };
+    tensors.into_iter().map(of).collect()
+}
+
+fn opened(name: &str, tensors: &[Written]) -> Result<Checkpoint, String> {
+    let dir = std::env::temp_dir().join(format!("lockstep-v4-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::copy(folder().join("config.json"), dir.join("config.json")).unwrap();
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let range = [data.len(), data.len() + bytes.len()];
+        let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": range});
+        header.insert(name.clone(), entry);
+        data.extend_from_slice(bytes);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(data);
+    std::fs::write(dir.join("model.safetensors"), file).unwrap();
+    let opened = Checkpoint::open(&dir).map_err(|e| e.to_string());
+    // The mapping outlives the name.
+    std::fs::remove_dir_all(&dir).unwrap();
+    opened
+}
+
+/// Puts other bytes of another type in place of a tensor.
+fn replace(
+    tensors: &mut [Written],
+    name: &str,
+    dtype: &'static str,
+    shape: &[u64],
+    bytes: Vec<u8>,
+) {
+    let at = tensors.iter_mut().find(|t| t.0 == name).unwrap();
+    *at = (name.into(), dtype, shape.to_vec(), bytes);
+}
+
+fn codes(n: usize, salt: u32) -> Vec<u8> {
+    let mut x = salt;
+    (0..n)
+        .map(|_| {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // No NaN of E4M3.
+            (x >> 24) as u8 & !(u8::from(x >> 24 & 127 == 127))
+        })
+        .collect()
+}
+
+/// The native checkpoint's FP8 matrices, MXFP4 experts and (other releases') NVFP4 experts.
+#[test]
+fn matrices_of_few_bits_are_decoded_exactly() {
+    use lockstep_plan::format::Format;
+    use lockstep_weights::narrow::{e2m1, e4m3, e8m0};
+    let mut all = tensors();
+    let (fp8, mx, nv) = (codes(64 * 128, 1), codes(64 * 64, 2), codes(64 * 64, 3));
+    let (mx_scales, nv_scales) = (vec![120u8; 64 * 4], codes(64 * 8, 4));
+    let expert = |layer: u32, tail: &str| format!("layers.{layer}.ffn.experts.5.w1.{tail}");
+    replace(&mut all, "layers.0.attn.wq_a.weight", "F8_E4M3", &[64, 128], fp8.clone());
+    all.push(("layers.0.attn.wq_a.scale".into(), "F8_E8M0", vec![1, 1], vec![122]));
+    replace(&mut all, &expert(2, "weight"), "I8", &[64, 64], mx.clone());
+    all.push((expert(2, "scale"), "F8_E8M0", vec![64, 4], mx_scales));
+    replace(&mut all, &expert(3, "weight"), "U8", &[64, 64], nv.clone());
+    all.push((expert(3, "weight_scale"), "F8_E4M3", vec![64, 8], nv_scales.clone()));
+    all.push((expert(3, "weight_scale_2"), "F32", vec![], 0.013f32.to_le_bytes().to_vec()));
+    all.push((expert(3, "input_scale"), "F32", vec![], 1f32.to_le_bytes().to_vec()));
+    let c = opened("coded", &all).unwrap();
+    let tensor = |layer, role| c.tensor(Role::V4(V4Place::Layer(layer), role)).unwrap();
+
+    let t = tensor(0, V4Role::WqA);
+    assert_eq!((t.format, t.rows, t.cols), (Format::BF16, 64, 128));
+    let want: Vec<f32> = fp8.iter().map(|&b| e4m3(b) * e8m0(122)).collect();
+    assert_eq!(t.decode(), want);
+    let mut again = vec![0.0; want.len()];
+    lockstep_plan::format::decode_blocks(t.format, &t.elements(), &mut again);
+    assert_eq!(again, want, "BF16 holds every one of them");
+
+    let t = tensor(2, V4Role::Expert(5, V4Part::Gate));
+    let low_first = |codes: &[u8]| -> Vec<f32> {
+        codes.iter().flat_map(|b| [e2m1(b & 15), e2m1(b >> 4)]).collect()
+    };
+    let want: Vec<f32> = low_first(&mx).into_iter().map(|v| v * e8m0(120)).collect();
+    assert_eq!((t.format, t.decode()), (Format::BF16, want.clone()));
+    lockstep_plan::format::decode_blocks(t.format, &t.elements(), &mut again);
+    assert_eq!(again, want);
+
+    let t = tensor(3, V4Role::Expert(5, V4Part::Gate));
+    let scale = |i: usize| e4m3(nv_scales[i / 128 * 8 + i % 128 / 16]);
+    let values = low_first(&nv).into_iter().enumerate();
+    let want: Vec<f32> = values.map(|(i, v)| v * scale(i) * 0.013).collect();
+    assert_eq!((t.format, t.decode()), (Format::F32, want));
+
+    // What the scales are enters the digest.
+    let digest = c.digest(1);
+    let at = all.iter().position(|t| t.0 == "layers.0.attn.wq_a.scale").unwrap();
+    all[at].3 = vec![123];
+    assert_ne!(opened("coded-again", &all).unwrap().digest(1), digest);
+    all[at].1 = "U8";
+    let found = opened("coded-type", &all).unwrap_err();
+    assert!(
+        found.contains("`layers.0.attn.wq_a.scale` have type U8; F8_E8M0 is needed"),
+        "{found}"
+    );
+    all.remove(at);
+    let found = opened("coded-bare", &all).unwrap_err();
+    assert!(found.contains("needs its scales `layers.0.attn.wq_a.scale`"), "{found}");
+}

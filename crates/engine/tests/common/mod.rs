@@ -3,6 +3,7 @@
 
 pub mod fault;
 pub mod models;
+pub mod one_step;
 pub mod outcome;
 pub mod reference;
 pub mod stage;

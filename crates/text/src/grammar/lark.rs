@@ -1,7 +1,7 @@
 //! Grammars that are written for a request, in the engine's variant of Lark.
 
 use crate::tokenizer::{Kind, Tokenizer};
-use crate::tools::{ToolFormat, ToolSpec};
+use crate::tools::{ToolFormat, ToolSpec, dsml};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -49,6 +49,9 @@ pub(super) fn tools(
     parallel: bool,
     free: bool,
 ) -> String {
+    if format == ToolFormat::Dsml {
+        return dsml_calls(tokenizer, tools, parallel, free);
+    }
     let mut out = String::new();
     let mut names = Vec::new();
     for (i, tool) in tools.iter().enumerate() {
@@ -82,7 +85,7 @@ pub(super) fn tools(
                 format!("start: {open} {list}\n")
             }
         }
-        ToolFormat::Llama3 | ToolFormat::Plain => {
+        ToolFormat::Llama3 | ToolFormat::Plain | ToolFormat::Dsml => {
             if free {
                 "start: call | TEXT\nTEXT: /([^{](?s:.*))?/\n".to_owned()
             } else {
@@ -91,6 +94,63 @@ pub(super) fn tools(
         }
     };
     rules + &out
+}
+
+/// Calls as DeepSeek-V4 writes them: parameters in the schema's order, the required ones always.
+fn dsml_calls(tokenizer: &Tokenizer, tools: &[&ToolSpec], parallel: bool, free: bool) -> String {
+    let mut out = String::new();
+    let mut calls = Vec::new();
+    for (i, tool) in tools.iter().enumerate() {
+        let schema = &tool.parameters;
+        let required = |name: &str| {
+            let list = schema["required"].as_array();
+            list.is_some_and(|list| list.iter().any(|v| v == name))
+        };
+        let mut parts = Vec::new();
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        for (j, (name, value)) in properties.enumerate() {
+            let rule = format!("p_{i}_{j}");
+            let _ = writeln!(out, "{rule}: {}", dsml_parameter(schema, name, value));
+            let optional = if required(name) { "" } else { "?" };
+            parts.push(format!("{rule}{optional}"));
+        }
+        let open = quote(&format!("{}{}\">\n", dsml::INVOKE, tool.name));
+        let close = quote(&format!("{}\n", dsml::INVOKE_END));
+        let _ = writeln!(out, "call_{i}: {open} {} {close}", parts.join(" "));
+        calls.push(format!("call_{i}"));
+    }
+    let _ = writeln!(out, "call: {}", calls.join(" | "));
+    let _ = writeln!(out, "text[suffix={}]: /(?s:.*)/", quote(dsml::PARAMETER_END));
+    let body = if parallel { "\"\\n\" call+" } else { "\"\\n\" call" };
+    let close = quote(dsml::CLOSE);
+    let start = match free {
+        true => free_text(tokenizer, dsml::OPEN, body, &close),
+        false => {
+            let open = quote(dsml::OPEN);
+            format!("start: \"\\n\\n\"? {open} {body} {close}\n")
+        }
+    };
+    start + &out
+}
+
+/// One parameter: raw text where its schema says string, a literal where it says anything else,
+/// either where it says nothing.
+fn dsml_parameter(root: &Value, name: &str, schema: &Value) -> String {
+    let head = |kind: &str| quote(&format!("{}{name}{kind}", dsml::PARAMETER));
+    let text = format!("{} text \"\\n\"", head(dsml::STRING));
+    let mut schema = schema.clone();
+    for definitions in ["$defs", "definitions"] {
+        if let (Value::Object(fields), Some(all)) = (&mut schema, root.get(definitions)) {
+            fields.entry(definitions).or_insert_with(|| all.clone());
+        }
+    }
+    let close = quote(&format!("{}\n", dsml::PARAMETER_END));
+    let literal = format!("{} %json {} {close}", head(dsml::LITERAL), compact(&schema));
+    match &schema["type"] {
+        Value::String(kind) if kind == "string" => text,
+        Value::String(_) => literal,
+        _ => format!("{text} | {literal}"),
+    }
 }
 
 /// Text in which every `open` begins a call; `body` and `close` are what follows it.

@@ -98,10 +98,15 @@ impl Tokenizer {
         spelling: Spelling,
         prefix: Vec<Token>,
     ) -> Tokenizer {
+        // DeepSeek-V4 flags few of the tokens that its prompts are made of, and its own encoder
+        // turns no message's text into any of them.
+        let all_added = inner.token_to_id(crate::tools::dsml::TOKEN).is_some();
         let spellings: Vec<String> = (0..pieces.len() as u32)
             .filter_map(|id| {
                 let text = inner.id_to_token(id)?;
-                guard::is_guarded(&pieces[id as usize], &text).then_some(text)
+                let piece = &pieces[id as usize];
+                let added = all_added && piece.kind == Kind::UserDefined;
+                (added || guard::is_guarded(piece, &text)).then_some(text)
             })
             .collect();
         let guard = Guard::new(spellings.iter().map(String::as_str));

@@ -5,6 +5,7 @@
 
 use super::ToolFormat;
 use super::call::{CallReader, Step};
+use super::dsml::{self, DsmlReader, DsmlStep};
 use super::marker;
 use super::parser::OutputEvent;
 
@@ -28,6 +29,8 @@ enum Mode {
     BareArguments(String),
     /// In a call.
     Call(Box<InCall>),
+    /// In a block of DeepSeek-V4's calls.
+    Dsml(DsmlReader),
     /// In arguments whose brackets do not match: all of it is arguments.
     Broken,
     /// After a call that a mark must close.
@@ -106,6 +109,7 @@ impl CallParser {
             ToolFormat::Llama3 => Some("<|python_tag|>"),
             ToolFormat::Mistral => Some("[TOOL_CALLS]"),
             ToolFormat::Plain => None,
+            ToolFormat::Dsml => Some(dsml::OPEN),
         }
     }
 
@@ -119,6 +123,10 @@ impl CallParser {
         match &self.mode {
             Mode::Broken => self.arguments(held, out),
             Mode::Call(call) if call.started => {}
+            Mode::Dsml(reader) => {
+                let fragment = reader.finish(&held);
+                self.arguments(fragment, out);
+            }
             _ => {
                 let text = std::mem::take(&mut self.doubtful) + &held;
                 self.content(&text, out);
@@ -144,6 +152,7 @@ impl CallParser {
                 }
             }
             Mode::Call(call) => self.call(call, out),
+            Mode::Dsml(reader) => self.dsml(reader, out),
             Mode::Broken => self.broken(out),
             Mode::Closing => self.closing(),
             Mode::Next => self.next(),
@@ -220,6 +229,15 @@ impl CallParser {
 
     fn opened(&mut self, out: &mut Vec<OutputEvent>) -> bool {
         self.take_space();
+        if self.format == Some(ToolFormat::Dsml) {
+            return if self.held.starts_with(dsml::INVOKE) {
+                self.go(Mode::Dsml(DsmlReader::new()))
+            } else if dsml::INVOKE.starts_with(&self.held) {
+                self.wait(Mode::Opened)
+            } else {
+                self.not_a_call(out)
+            };
+        }
         let mistral = self.format == Some(ToolFormat::Mistral);
         let hermes = self.format == Some(ToolFormat::Hermes);
         match self.held.chars().next() {
@@ -233,6 +251,26 @@ impl CallParser {
             }
             Some(c) if mistral && is_name(c) => self.go(Mode::Name(String::new())),
             Some(_) => self.not_a_call(out),
+        }
+    }
+
+    fn dsml(&mut self, mut reader: DsmlReader, out: &mut Vec<OutputEvent>) -> bool {
+        loop {
+            match reader.step(&mut self.held) {
+                DsmlStep::Wait => return self.wait(Mode::Dsml(reader)),
+                DsmlStep::Start(name) => {
+                    let index = self.count;
+                    let id = call_id(self.format, self.id_seed, index);
+                    out.push(OutputEvent::ToolCallStart { index, id, name });
+                    self.count += 1;
+                    self.doubtful.clear();
+                }
+                DsmlStep::Arguments(fragment) => self.arguments(fragment, out),
+                DsmlStep::Closed | DsmlStep::Lost => {
+                    self.after_call = true;
+                    return self.go(Mode::Text);
+                }
+            }
         }
     }
 

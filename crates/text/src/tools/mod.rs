@@ -2,6 +2,7 @@
 
 mod call;
 mod calls;
+pub(crate) mod dsml;
 mod lexer;
 mod marker;
 mod parser;
@@ -25,13 +26,17 @@ pub enum ToolFormat {
     /// `{"name": .., "arguments": {..}}` as the whole answer: what a grammar makes a model write
     /// whose template knows no tools.
     Plain,
+    /// `<\u{ff5c}DSML\u{ff5c}tool_calls>` with an element a call and an element a parameter: DeepSeek-V4.
+    Dsml,
 }
 
 impl ToolFormat {
     /// The format that a chat template asks the model for; `None` where it knows no tools, or
     /// a format that we do not parse.
     pub fn sniff(template: &str) -> Option<ToolFormat> {
-        if template.contains("[TOOL_CALLS]") {
+        if template.contains(dsml::TOKEN) {
+            Some(ToolFormat::Dsml)
+        } else if template.contains("[TOOL_CALLS]") {
             Some(ToolFormat::Mistral)
         } else if template.contains("<tool_call>") {
             // Qwen3-Coder and GLM write XML inside the same mark.
@@ -50,7 +55,9 @@ impl ToolFormat {
     pub(crate) fn arguments_key(self) -> &'static str {
         match self {
             ToolFormat::Llama3 => "parameters",
-            ToolFormat::Hermes | ToolFormat::Mistral | ToolFormat::Plain => "arguments",
+            ToolFormat::Hermes | ToolFormat::Mistral | ToolFormat::Plain | ToolFormat::Dsml => {
+                "arguments"
+            }
         }
     }
 
@@ -61,6 +68,7 @@ impl ToolFormat {
             ToolFormat::Llama3 => &["<|python_tag|>"],
             ToolFormat::Mistral => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
             ToolFormat::Plain => &[],
+            ToolFormat::Dsml => &[dsml::TOKEN],
         }
     }
 }

@@ -178,8 +178,13 @@ fn spec(choice: ToolChoice, format: ToolFormat, parallel: bool) -> GrammarSpec {
     GrammarSpec::Tools { tools: tools(), choice, format, parallel }
 }
 
-const FORMATS: [ToolFormat; 4] =
-    [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Mistral, ToolFormat::Plain];
+const FORMATS: [ToolFormat; 5] = [
+    ToolFormat::Hermes,
+    ToolFormat::Llama3,
+    ToolFormat::Mistral,
+    ToolFormat::Plain,
+    ToolFormat::Dsml,
+];
 
 fn parse(format: ToolFormat, text: &str) -> lockstep_text::ParsedOutput {
     let options = ParserOptions {

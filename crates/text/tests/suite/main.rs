@@ -3,6 +3,7 @@
 
 mod agreement;
 mod common;
+mod deepseek_v4;
 mod folders;
 mod grammar;
 mod hostile;

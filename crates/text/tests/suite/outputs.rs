@@ -25,6 +25,39 @@ fn expect(content: &str, calls: &[(&str, &str)]) -> (String, Vec<(String, String
 }
 
 #[test]
+fn deepseek_v4_calls() {
+    let f = ToolFormat::Dsml;
+    let parameter = |name: &str, kind: &str, value: &str| {
+        format!(
+            "<｜DSML｜parameter name=\"{name}\" string=\"{kind}\">{value}</｜DSML｜parameter>\n"
+        )
+    };
+    let call = |body: &str| format!("<｜DSML｜invoke name=\"add\">\n{body}</｜DSML｜invoke>\n");
+    let block = |body: &str| format!("<｜DSML｜tool_calls>\n{body}</｜DSML｜tool_calls>");
+    let two = parameter("a", "false", "[1, 2]") + &parameter("b", "true", "x \"<y>\"\n");
+    let args = "{\"a\": [1, 2], \"b\": \"x \\\"<y>\\\"\\n\"}";
+    assert_eq!(parse(f, &block(&call(&two))), expect("", &[("add", args)]));
+    let both = block(&(call(&two) + &call("")));
+    let text = format!("Let me see.\n\n{both}");
+    assert_eq!(parse(f, &text), expect("Let me see.", &[("add", args), ("add", "{}")]));
+    // A literal that is none is text.
+    let bad = block(&call(&parameter("a", "false", "yes")));
+    assert_eq!(parse(f, &bad), expect("", &[("add", "{\"a\": \"yes\"}")]));
+    // Cut off inside a text, and before a call has begun.
+    let cut = &block(&call(&two))[..block(&call(&two)).len() - 60];
+    let (_, calls) = parse(f, cut);
+    assert!(args.starts_with(&calls[0].1) && calls[0].1.len() > 10, "{calls:?}");
+    assert_eq!(parse(f, "<｜DSML｜tool_calls>\n<｜DSML｜inv").1, []);
+    assert_eq!(
+        parse(f, "a < b <｜DSML｜tool_calls>no"),
+        expect("a < b <｜DSML｜tool_calls>no", &[])
+    );
+    // What follows a block is content.
+    let after = format!("{}done", block(&call("")));
+    assert_eq!(parse(f, &after), expect("done", &[("add", "{}")]));
+}
+
+#[test]
 fn hermes_calls() {
     let f = ToolFormat::Hermes;
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": \"</tool_call>\"}}\n</tool_call>";
@@ -228,7 +261,7 @@ proptest! {
         cuts in proptest::collection::vec(1..9usize, 1..20),
         format in proptest::sample::select(vec![
             None, Some(ToolFormat::Hermes), Some(ToolFormat::Llama3),
-            Some(ToolFormat::Mistral), Some(ToolFormat::Plain),
+            Some(ToolFormat::Mistral), Some(ToolFormat::Plain), Some(ToolFormat::Dsml),
         ]),
         reasoning in any::<bool>(),
         reasoning_opened in any::<bool>(),
@@ -253,9 +286,16 @@ proptest! {
         args in proptest::collection::vec(("[a-z]{1,5}", "\\PC{0,8}"), 0..4),
         format in proptest::sample::select(vec![
             ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Mistral, ToolFormat::Plain,
+            ToolFormat::Dsml,
         ]),
         cuts in proptest::collection::vec(1..9usize, 1..20),
     ) {
+        let dsml: String = args
+            .iter()
+            .map(|(k, v)| format!("<｜DSML｜parameter name=\"{k}\" string=\"true\">{v}</｜DSML｜parameter>\n"))
+            .collect();
+        let names: std::collections::HashSet<_> = args.iter().map(|a| a.0.clone()).collect();
+        prop_assume!(format != ToolFormat::Dsml || names.len() == args.len());
         let arguments = serde_json::Value::Object(
             args.into_iter().map(|(k, v)| (k, v.into())).collect()).to_string();
         let key = if format == ToolFormat::Llama3 { "parameters" } else { "arguments" };
@@ -264,11 +304,22 @@ proptest! {
             ToolFormat::Hermes => format!("<tool_call>\n{call}\n</tool_call>"),
             ToolFormat::Mistral => format!("[TOOL_CALLS][{call}]"),
             ToolFormat::Llama3 | ToolFormat::Plain => call,
+            ToolFormat::Dsml => format!(
+                "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"add\">\n{dsml}</｜DSML｜invoke>\n\
+                 </｜DSML｜tool_calls>"
+            ),
         };
         let (whole, cut) = whole_and_cut(options(format), &text, &cuts);
         prop_assert_eq!(&whole, &cut);
         prop_assert_eq!(&whole.content, "");
         prop_assert_eq!(whole.tool_calls.len(), 1);
-        prop_assert_eq!(&whole.tool_calls[0].arguments, &arguments);
+        // Text parameters come with the separators that models write.
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        match format {
+            ToolFormat::Dsml => {
+                prop_assert_eq!(value(&whole.tool_calls[0].arguments), value(&arguments));
+            }
+            _ => prop_assert_eq!(&whole.tool_calls[0].arguments, &arguments),
+        }
     }
 }

@@ -85,6 +85,17 @@ fn refuse_other_computations(json: &Keys<'_>) -> Result<(), ConfigFault> {
             return unsupported(key, found.to_string(), supported);
         }
     }
+    if let Some(map) = json.object("quantization_config")? {
+        let keys = Keys { map, prefix: "quantization_config." };
+        if let Some(found) = keys.text("scale_fmt")?.filter(|&v| v != "ue8m0") {
+            return unsupported("quantization_config.scale_fmt", format!("`{found}`"), "ue8m0");
+        }
+        let block = keys.get("weight_block_size");
+        if let Some(found) = block.filter(|b| **b != serde_json::json!([128, 128])) {
+            let key = "quantization_config.weight_block_size";
+            return unsupported(key, found.to_string(), "[128, 128]");
+        }
+    }
     for (key, supported) in [("n_shared_experts", "1"), ("num_key_value_heads", "1")] {
         if let Some(found) = json.u32(key)?.filter(|&n| n != 1) {
             return unsupported(key, found.to_string(), supported);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use super::coded;
 use super::role::{HyperRole, V4Part, V4Place, V4Role};
 use super::spec::{Compression, DeepSeekV4Spec};
 use crate::checkpoint::Entry;
@@ -130,6 +131,9 @@ pub(crate) fn assign(
         let mut want = want;
         if matches!(role, Role::V4(_, V4Role::RouterTable)) {
             want = integers(&mut entry, want, files)?;
+        }
+        if entry.format.is_err() && want[0] > 1 {
+            coded::take(&mut by_name, &mut entry, want, files)?;
         }
         check_entry(&entry, want, files)?;
         if matches!(role, Role::V4(_, V4Role::RouterTable)) {

@@ -1,5 +1,6 @@
 //! DeepSeek-V4 checkpoints: facts, roles and tensor names as DeepSeek's own releases write them.
 
+mod coded;
 pub(crate) mod config;
 pub(crate) mod layout;
 mod role;

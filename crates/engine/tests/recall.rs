@@ -1,0 +1,109 @@
+//! The recall model: its references on logits and selections, and its sessions, whose every
+//! assistant turn is the model's own greedy output.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use common::one_step::assert_selections;
+use common::outcome::Outcome;
+use common::reference::Golden;
+use common::{Probe, Rig};
+use lockstep_flow::SamplingParams;
+use std::path::{Path, PathBuf};
+
+/// The bar on logits, as a part of the greatest: they reach 50 here, and arithmetic is f32 on both
+/// sides.
+const LOGITS_MAX: f32 = 2e-5;
+
+fn recall() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/recall")
+}
+
+fn golden(tokens: usize) -> Golden {
+    Golden::read(&recall().join(format!("reference-{tokens}.safetensors")))
+}
+
+fn rig(context_tokens: u32) -> Rig {
+    Rig::default().with(|k| {
+        k.running_max = 4;
+        k.graph_max_bs = 4;
+        k.context_tokens = context_tokens;
+        k.kv_bytes = 1 << 30;
+    })
+}
+
+/// Echoes a text, so that every position has logits.
+fn echo(ids: &[u32]) -> Probe {
+    let params = SamplingParams {
+        temperature: 0.0,
+        max_tokens: 1,
+        ignore_eos: true,
+        prompt_logprobs: true,
+        logprobs: Some(0),
+        ..SamplingParams::default()
+    };
+    Probe::new(ids.iter().copied(), params)
+}
+
+#[test]
+fn logits_agree_with_the_references() {
+    let mut engine = rig(2048).engine(&recall());
+    for (tokens, every) in [(150, 1), (700, 1), (1500, 4)] {
+        let golden = golden(tokens);
+        let outcome = &engine.alone(&[echo(golden.words("ids"))])[0];
+        let (mut worst, mut most) = (0f32, 0f32);
+        for i in 0..golden.rows("logits") {
+            let (want, got) = (golden.floats("logits", i), outcome.logits(i as u32 * every));
+            worst = want.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(worst, f32::max);
+            most = want.iter().map(|a| a.abs()).fold(most, f32::max);
+        }
+        println!("{tokens} tokens: {worst:e} of {most}");
+        assert!(worst < LOGITS_MAX * most, "{tokens} tokens: {worst} of {most}");
+    }
+}
+
+#[test]
+fn selections_are_the_references() {
+    for tokens in [150, 700, 1500] {
+        assert_selections(&recall(), &golden(tokens), tokens);
+    }
+}
+
+/// True where every token of the turns is the most probable one after what is before it, which is
+/// what greedy decoding from the same history gives.
+fn assert_turns(session: &serde_json::Value, ids: &[u32], outcome: &Outcome) -> usize {
+    let mut tokens = 0;
+    for turn in session["turns"].as_array().unwrap() {
+        let at = |key: &str| turn[key].as_u64().unwrap() as usize;
+        for (p, want) in ids.iter().enumerate().take(at("end")).skip(at("start")) {
+            let logits = outcome.logits(p as u32 - 1);
+            let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+            assert_eq!(best, Some(*want as usize), "{} token {p}", session["id"]);
+            tokens += 1;
+        }
+    }
+    tokens
+}
+
+/// One session of 1,024 tokens, one of 2,048 and one with reasoning; `LOCKSTEP_TEST_SESSIONS=all`
+/// takes all 74.
+#[test]
+fn sessions_are_the_model_s_own_words() {
+    let all = std::env::var_os("LOCKSTEP_TEST_SESSIONS").is_some_and(|v| v == "all");
+    let text = std::fs::read_to_string(recall().join("cases.jsonl")).unwrap();
+    let mut engine = rig(4608).engine(&recall());
+    let (mut sessions, mut tokens, mut read) = (0, 0, 0);
+    let started = std::time::Instant::now();
+    let chosen = |n: usize| all || [0, 40, 70].contains(&n);
+    for (_, line) in text.lines().enumerate().filter(|(n, _)| chosen(*n)) {
+        let session: serde_json::Value = serde_json::from_str(line).unwrap();
+        let ids = session["ids"].as_array().unwrap();
+        let ids: Vec<u32> = ids.iter().map(|v| v.as_u64().unwrap() as u32).collect();
+        let outcome = engine.alone(&[echo(&ids)]).remove(0);
+        tokens += assert_turns(&session, &ids, &outcome);
+        read += ids.len();
+        sessions += 1;
+    }
+    println!("{sessions} sessions, {tokens} of {read} tokens, {:?}", started.elapsed());
+    assert!(sessions >= 3 && tokens > 200, "{sessions} sessions, {tokens} tokens");
+}
