@@ -134,7 +134,11 @@ fn a_generation_is_staged_flipped_and_retired_under_a_request() {
     assert_eq!((states, &all["live"]), (vec!["retired", "live"], &json!(2)));
 
     // A client that goes away while it waits changes nothing.
-    drop(serving.send("POST", ALL, Some("ad"), &json!({"wait": true}).to_string()));
+    let waiting = serving.send("POST", ALL, Some("ad"), &json!({"wait": true}).to_string());
+    wait_until("it is staged", || {
+        serving.admin("GET", "/admin/generations/3", &json!({})).0 == 200
+    });
+    drop(waiting);
     wait_until("it is verified all the same", || {
         serving.admin("GET", "/admin/generations/3", &json!({})).1["state"] == "verified"
     });
