@@ -73,6 +73,7 @@ pub fn between(before: &EngineStatus, now: &EngineStatus) -> Vec<Notice> {
 fn of_move(report: &GenerationReport, state: GenerationState) -> Notice {
     let (loudness, event) = match state {
         GenerationState::Live => (Loudness::Info, "flip"),
+        GenerationState::Draining => (Loudness::Info, "drain"),
         GenerationState::Retired => (Loudness::Info, "retire"),
         GenerationState::Rejected => (Loudness::Warn, "reject"),
         _ => (Loudness::Info, "stage"),
