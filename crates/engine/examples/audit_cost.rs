@@ -1,19 +1,20 @@
-//! What the audit costs: engines that differ in `audit.rate` alone run the same steps in turns.
+//! What the audit costs: one engine runs the same steps at one `audit.rate` after the other.
 //!
 //! ```text
 //! cargo xtask bench audit [MODEL.gguf] [decode-1|decode-16|prefill] [ROUNDS]
 //! ```
 //!
-//! A round is one chunk of every engine, back to back, so that a slow moment meets them all; what
-//! is compared are chunks of the same round. `off` runs twice: the distance between the two is the
-//! noise. `1000` is the default; its twin comes by too seldom to be timed in passing, so the price
-//! of one twin is taken from an engine that has one every second step.
+//! A round is one chunk of steps at every rate, back to back in another order each time, so that a
+//! slow moment meets them all; what is compared are chunks of the same round. It is one engine,
+//! because two of them differ by some per cent in how their memory lies. `off` runs twice: the
+//! distance between the two is the noise. `1000` is the default; its twin comes by too seldom to be
+//! timed in passing, so the price of one twin is taken where there is one every second step.
 #![forbid(unsafe_code)]
 
 use lockstep_device::CpuDevice;
 use lockstep_engine::{EngineParts, Handle, Knobs, LoopTurn, StepLoop, assemble};
 use lockstep_flow::{
-    AuditPart, Event, EventSink, Micros, Request, RequestId, SamplingParams, Token,
+    AuditPart, AuditUse, Event, EventSink, Micros, Request, RequestId, SamplingParams, Token,
 };
 use lockstep_model::Model;
 use lockstep_weights::Checkpoint;
@@ -54,16 +55,10 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(path: &Path, rate: u32) -> Engine {
+    fn new(path: &Path) -> Engine {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"));
         let model = Model::new(Arc::new(checkpoint)).unwrap_or_else(|e| panic!("{e}"));
-        let knobs = Knobs {
-            running_max: 16,
-            kv_bytes: 512 << 20,
-            prefix_cache: false,
-            audit_rate: rate,
-            ..Knobs::default()
-        };
+        let knobs = Knobs { running_max: 16, kv_bytes: 1 << 30, ..Knobs::default() };
         let parts = EngineParts {
             device: Box::new(CpuDevice::new(0, "auto").unwrap_or_else(|e| panic!("{e}"))),
             model,
@@ -95,7 +90,7 @@ impl Engine {
             arrived: Micros(self.next),
             deadline: None,
             adapter: 0,
-            use_prefix_cache: false,
+            use_prefix_cache: true,
         };
         self.handle.submit(request, Box::new(Silent)).unwrap_or_else(|e| panic!("{e}"));
     }
@@ -110,12 +105,13 @@ impl Engine {
         self.handle.status().audit.part(AuditPart::Twin).audits
     }
 
-    /// Milliseconds a step over one chunk, and whether a twin ran in it.
-    fn chunk(&mut self, scenario: &Scenario) -> (f64, bool) {
-        let before = self.twins();
+    /// Milliseconds a step over one chunk at a rate, and whether a twin ran in it.
+    fn chunk(&mut self, scenario: &Scenario, rate: u32) -> (f64, bool) {
+        self.steps.audit_at(rate);
         if scenario.prefill {
             self.submit(scenario.prompt, 1);
         }
+        let before = self.twins();
         let start = Instant::now();
         self.turns(scenario.steps);
         let ms = start.elapsed().as_secs_f64() * 1e3 / f64::from(scenario.steps);
@@ -136,61 +132,66 @@ fn ratio(rounds: &[Vec<(f64, bool)>], engine: usize, twins: Option<bool>) -> f64
     median(&mut of.map(|r| r[engine].0 / r[0].0).collect::<Vec<_>>())
 }
 
+/// Another order in each round.
+fn order(round: u64, n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by_key(|i| (round * 5 + *i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20);
+    order
+}
+
 fn measure(path: &Path, scenario: &Scenario, rounds: usize) {
-    let mut engines: Vec<Engine> = RATES.iter().map(|(_, rate)| Engine::new(path, *rate)).collect();
-    let tokens = scenario.steps * (rounds as u32 + 4);
-    for engine in &mut engines {
-        if !scenario.prefill {
-            for _ in 0..scenario.rows {
-                engine.submit(scenario.prompt, tokens);
-            }
-            // Prefill, and one chunk to warm up.
-            engine.turns(1 + scenario.rows as u32 + scenario.steps / 2);
-        } else {
-            engine.submit(scenario.prompt, 1);
-            engine.turns(1);
+    let mut engine = Engine::new(path);
+    if scenario.prefill {
+        engine.submit(scenario.prompt, 1);
+        engine.turns(1);
+    } else {
+        for _ in 0..scenario.rows {
+            engine.submit(scenario.prompt, 1900);
         }
+        // Prefill, and some steps to warm up.
+        engine.turns(1 + scenario.rows as u32 + scenario.steps / 2);
     }
+    let mut counts = [[0; 3]; RATES.len()];
     let mut all = Vec::new();
     for round in 0..rounds {
-        let mut chunks = vec![(0.0, false); engines.len()];
-        for i in 0..engines.len() {
-            // Another engine goes first each time.
-            let i = (i + round) % engines.len();
-            chunks[i] = engines[i].chunk(scenario);
+        let mut chunks = vec![(0.0, false); RATES.len()];
+        for i in order(round as u64, RATES.len()) {
+            let before = engine.handle.status().audit;
+            chunks[i] = engine.chunk(scenario, RATES[i].1);
+            let after = engine.handle.status().audit;
+            let bytes =
+                |a: &AuditUse| a.closed_bytes + a.parts.iter().map(|p| p.bytes).sum::<u64>();
+            counts[i][0] += after.pages_closed - before.pages_closed;
+            counts[i][1] += bytes(&after) - bytes(&before);
+            let twins = |a: &AuditUse| a.part(AuditPart::Twin).audits;
+            counts[i][2] += twins(&after) - twins(&before);
         }
         all.push(chunks);
     }
-    report(scenario, &engines, &all);
+    report(scenario, &counts, &all);
 }
 
-fn report(scenario: &Scenario, engines: &[Engine], rounds: &[Vec<(f64, bool)>]) {
+fn report(scenario: &Scenario, counts: &[[u64; 3]], rounds: &[Vec<(f64, bool)>]) {
     let off = median(&mut rounds.iter().map(|r| r[0].0).collect::<Vec<_>>());
     println!("{}, {} rounds: {off:.3} ms a step with the audit off", scenario.name, rounds.len());
+    let steps = rounds.len() as u64 * u64::from(scenario.steps);
+    let tokens = steps * if scenario.prefill { u64::from(scenario.prompt) } else { scenario.rows };
     for (i, (name, _)) in RATES.iter().enumerate().skip(1) {
-        let (ratio, a) = (
-            ratio(rounds, i, (*name == "1000").then_some(false)),
-            engines[i].handle.status().audit,
-        );
-        let c = engines[i].handle.status().counters;
-        let tokens = (c.generated_tokens + c.prefill_tokens) as f64;
-        let hashed = (a.closed_bytes + a.parts.iter().map(|p| p.bytes).sum::<u64>()) as f64;
+        let ratio = ratio(rounds, i, (*name == "1000").then_some(false));
+        let [closed, bytes, twins] = counts[i];
         println!(
-            "  {name:>10}: {:+.2}% a step; {} twins in {} steps, {} pages closed, {} compared, {:.1} \
-             KB hashed or compared a token",
+            "  {name:>10}: {:+.2}% a step; {twins} twins in {steps} steps, {closed} pages closed, \
+             {:.1} KB hashed or compared a token",
             (ratio - 1.0) * 100.0,
-            a.part(AuditPart::Twin).audits,
-            c.steps,
-            a.pages_closed,
-            a.part(AuditPart::Pages).audits,
-            hashed / tokens / 1e3,
+            bytes as f64 / tokens as f64 / 1e3,
         );
     }
     // What the default costs: its steps without a twin, and a twin every 1000 steps or minute.
     let resting = (ratio(rounds, 2, Some(false)) - 1.0) * 100.0;
-    let every_second = ratio(rounds, 3, Some(true)) - ratio(rounds, 2, Some(false));
-    let share = if scenario.prefill { 1.0 } else { 2.0 };
-    let twin_ms = every_second * share * off;
+    // A chunk of one step has its twin at rate 1 only.
+    let (with, share) = if scenario.prefill { (4, 1.0) } else { (3, 2.0) };
+    let extra = ratio(rounds, with, Some(true)) - ratio(rounds, 2, Some(false));
+    let twin_ms = extra * share * off;
     let between_ms = (1000.0 * off).min(60_000.0);
     let twins = twin_ms / between_ms * 100.0;
     println!(

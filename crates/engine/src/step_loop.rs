@@ -51,6 +51,13 @@ impl StepLoop {
         StepLoop { core, commands, draining: false, stopped: false, has_waited: false }
     }
 
+    /// The audit goes on at another rate, for whoever measures what it costs on one and the same
+    /// engine; it must have been on at the start, when twins are captured.
+    #[doc(hidden)]
+    pub fn audit_at(&mut self, rate: u32) {
+        self.core.audit_follow(&crate::Knobs { audit_rate: rate, ..crate::Knobs::default() });
+    }
+
     /// Follows the commands that are there, then runs at most one step. Waits only for grammars:
     /// shortly where there is a step to run without them, else until one is done.
     pub fn turn(&mut self) -> LoopTurn {
