@@ -113,9 +113,11 @@ fn knobs_page(knobs: &[Knob]) -> String {
          A knob is set by its flag, by its variable, or by its name in `lockstep.toml`, and \
          `/server_info` shows the value that is in force. The last column says what a change of it \
          asks for: \
-         *nothing* takes effect at once, *plan* needs a new generation that can be flipped live, \
-         *state layout* and *numerics* drain the running sequences first, *process* needs a \
-         restart.\n\n\
+         *plan* needs a new generation, which is flipped to while requests run; so can \
+         `decode.eager` and `audit.rate` be changed ([generations.md](generations.md)). Everything \
+         else needs a restart: *nothing* shapes neither plans nor state, *state layout* says where \
+         state lies, *numerics* which bits come out, *process* is fixed for the life of the \
+         process.\n\n\
          | name | flag | takes | default | what it does | a change asks for |\n\
          |---|---|---|---|---|---|\n",
     );

@@ -25,7 +25,7 @@ usage: cargo xtask COMMAND
   bench [ARGS...]         side by side with llama.cpp (bench/side_by_side.py --help)
   cuda [--check]          compiles the CUDA kernels (fetches the compiler, about 110 MB, once);
                           --check leaves nothing behind
-  docs                    writes the generated pages (docs/knobs.md)
+  docs                    writes the generated pages (docs/knobs.md, docs/metrics.md, the alarms of docs/operating.md)
   peer                    builds llama.cpp from its source package and prints its folder
 
 exit codes: 0 done, 1 a rule or a test failed, 2 the command line was not understood

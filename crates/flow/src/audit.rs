@@ -3,7 +3,7 @@
 use crate::{BucketKey, Micros};
 use core::fmt;
 
-/// A part of the audit. Each sees what the others cannot (architecture, section 5).
+/// A part of the audit. Each sees what the others cannot (docs/numerics.md).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AuditPart {
     /// What a step was given, against the pool's books.

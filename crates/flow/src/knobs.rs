@@ -1,20 +1,20 @@
 //! One place for a knob: name, type, default, bounds, doc and what it shapes.
 //!
-//! The command line, `lockstep.toml`, `/server_info`, the docs and the change tool all read
+//! The command line, `lockstep.toml`, `/server_info`, the docs and the admin routes all read
 //! [`KNOBS`]; a knob that is not in here does not exist.
 
 use core::fmt;
 
-/// What must be rebuilt or drained when a knob changes (architecture, section 4).
+/// What must be rebuilt or drained when a knob changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shapes {
-    /// Takes effect at once.
+    /// Shapes neither plans nor state.
     Nothing,
     /// Changes plans: needs a new generation, which can be flipped live.
     Plan,
-    /// Changes where state lies: running sequences drain first.
+    /// Changes where state lies: needs a restart.
     StateLayout,
-    /// Changes bits: running sequences drain first.
+    /// Changes bits: needs a restart.
     Numerics,
     /// Fixed for the life of the process.
     Process,
@@ -38,7 +38,7 @@ pub enum Kind {
 /// A knob as the operator sees it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Knob {
-    /// `section.name-with-dashes`, as in `lockstep.toml` and `change --set`.
+    /// `section.name-with-dashes`, as in `lockstep.toml` and the admin routes.
     pub name: &'static str,
     /// The flag of `serve`, without dashes.
     pub flag: &'static str,

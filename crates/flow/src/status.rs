@@ -1,5 +1,5 @@
 //! What an engine says about itself: plain numbers, filled by `engine`, read by `serve` (metrics,
-//! `/server_info`, `/v1/loads`, the decode log line) and by the change tool.
+//! `/server_info`, `/v1/loads`, the decode log line) and by `lockstep status` through it.
 //!
 //! Counters only ever grow; gauges are the present. Rates (tokens a second) are not in here: the
 //! reader differentiates counters, so that two readers cannot disagree about a window.

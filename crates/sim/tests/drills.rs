@@ -6,7 +6,9 @@ use lockstep_sim::drill::{DRILLS, Layer, Measured, measure};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-const RUNS: u64 = 2;
+/// Seeds of each drill. Of `undeclared-workspace` about one seed in three has an effect at all, and
+/// the explorer is exact for a seed: with these it has one.
+const RUNS: u64 = 3;
 
 /// All drills, measured once for all tests of this file.
 fn measured() -> &'static [Measured] {
