@@ -247,6 +247,7 @@ impl Core {
     /// The device has failed; every live request has been told.
     pub fn turn(&mut self) -> Result<Turn, DeviceError> {
         let now = self.clock.now();
+        self.watch_over(now);
         let planned = self.sched.plan(now).is_some();
         self.deliver(None);
         if !planned {
@@ -496,8 +497,9 @@ impl Core {
         }
         if last {
             let guide = self.active.remove(&request).and_then(|active| active.guide);
-            if let Some(guide) = guide {
-                self.masks.retire(guide);
+            match guide {
+                Some(guide) => self.masks.retire(guide),
+                None => self.masks.forget(request),
             }
             self.shared.leave(1);
         }

@@ -145,11 +145,21 @@ impl Core {
         });
     }
 
-    /// Flips to a verified generation, or back to the draining one.
+    /// Flips to a verified generation, or to the draining one: back, which opens a watch window
+    /// only where one is asked for, or forward again, which is watched like the first time.
     pub fn flip(&mut self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {
         let is = |g: &Option<Box<Generation>>| g.as_ref().is_some_and(|g| g.number() == number);
         if is(&self.draining) {
-            return self.flip_back(number, None);
+            let forward = number > self.generation.number();
+            self.flip_back(number, None)?;
+            if forward {
+                self.counters.rollbacks -= 1;
+                self.counters.flips += 1;
+            }
+            if forward || watch.is_some() {
+                self.open_watch(number, watch);
+            }
+            return Ok(());
         }
         if !is(&self.staged) || !self.staged.as_ref().is_some_and(|g| g.verified) {
             return Err(self.wrong_state(number, "flipped to"));
@@ -160,17 +170,22 @@ impl Core {
             self.staged = Some(next);
             e
         })?;
+        self.moved(before, GenerationState::Draining);
+        self.moved(number, GenerationState::Live);
+        self.counters.flips += 1;
+        self.open_watch(number, watch);
+        Ok(())
+    }
+
+    /// Watches the live generation `number` for `watch`, by default as long as its knobs say.
+    fn open_watch(&mut self, number: u64, watch: Option<Micros>) {
         let now = self.clock.now();
         let default =
             Micros::from_millis(1000 * u64::from(self.generation.blueprint.knobs.watch_s));
         let until = Micros(now.0.saturating_add(watch.unwrap_or(default).0));
         self.watch = Some(Watch { until, findings: self.findings() });
-        self.moved(before, GenerationState::Draining);
-        self.moved(number, GenerationState::Live);
         self.shared.report(number, |r| r.watched_until = Some(until));
-        self.counters.flips += 1;
         self.watch_over(now);
-        Ok(())
     }
 
     /// Flips back to the draining generation; `why` is the audit's reason, where it is the audit
@@ -266,7 +281,8 @@ impl Core {
         self.audit.findings() + self.counters.manifest_mismatches
     }
 
-    /// After each step: looks whether the new generation has failed, or its window has closed.
+    /// Around each step and while there is none: looks whether the new generation has failed, or
+    /// its window has closed.
     pub fn watch_over(&mut self, now: Micros) {
         let Some(watch) = self.watch else { return };
         if self.findings() > watch.findings {

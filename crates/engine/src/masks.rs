@@ -103,6 +103,16 @@ impl Queue {
         self.wake.notify_one();
     }
 
+    /// Turns the waiting work of `request` into the drop of its grammar.
+    fn give_up(&self, request: RequestId) {
+        let mut tasks = self.tasks();
+        let its = |task: &Task| matches!(task, Task::Advance(id, ..) if *id == request);
+        let Some(at) = tasks.waiting.iter().position(its) else { return };
+        if let Some(Task::Advance(_, guide, _)) = tasks.waiting.remove(at) {
+            tasks.waiting.push_back(Task::Retire(guide));
+        }
+    }
+
     /// The next task; `None` where there will be none.
     fn take(&self) -> Option<Task> {
         let mut tasks = self.tasks();
@@ -164,6 +174,16 @@ impl Masks {
         self.give(Task::Retire(guide));
     }
 
+    /// Gives up the work on a grammar whose request has ended: what still waits for a worker is
+    /// dropped instead of done, so that it does not stand before the work of others.
+    pub fn forget(&mut self, request: RequestId) {
+        let before = self.away.len();
+        self.returned(request);
+        if self.away.len() < before {
+            self.queue.give_up(request);
+        }
+    }
+
     /// Notes that a grammar has come back.
     pub fn returned(&mut self, request: RequestId) {
         self.away.retain(|(id, _)| *id != request);
@@ -181,11 +201,16 @@ impl Masks {
         (left > 0).then_some(Micros(left))
     }
 
-    /// Where no worker could be started, the work is done here.
+    /// Where no worker could be started, the request ends with words: the step thread has neither
+    /// the time nor the stack for a grammar.
     fn give(&self, task: Task) {
-        match self.workers {
-            0 => work(task, &self.replies),
-            _ => self.queue.put(task),
+        if self.workers > 0 {
+            return self.queue.put(task);
+        }
+        if let Task::Advance(request, guide, _) = task {
+            let what = "no thread could be started to follow it".into();
+            let verdict = Err(MaskError::Engine { what });
+            let _ = self.replies.send(Command::Masked(Box::new(Done { request, guide, verdict })));
         }
     }
 }
@@ -204,4 +229,64 @@ fn work(task: Task, replies: &Sender<Command>) {
     let verdict = verdict.unwrap_or_else(panicked);
     // A step loop that has ended has told every client already.
     let _ = replies.send(Command::Masked(Box::new(Done { request, guide, verdict })));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[derive(Debug)]
+    struct Anything;
+
+    impl TokenMask for Anything {
+        fn fill(&mut self, words: &mut [u32]) -> Result<(), MaskError> {
+            words.fill(u32::MAX);
+            Ok(())
+        }
+
+        fn accept(&mut self, _: Token) -> Result<(), MaskError> {
+            Ok(())
+        }
+
+        fn is_complete(&mut self) -> bool {
+            false
+        }
+    }
+
+    fn guide() -> Guide {
+        Guide::begin(Box::new(Anything), 64).unwrap()
+    }
+
+    /// A client with many slow grammars that went away left its work standing before that of
+    /// others, half a minute of it.
+    #[test]
+    fn work_of_requests_that_have_ended_is_dropped_and_not_done() {
+        let (sender, _replies) = mpsc::channel();
+        let mut masks = Masks::new(sender, 4);
+        // Counted as running, so that tasks are queued and none is taken.
+        masks.workers = 1;
+        for id in [1, 2, 3] {
+            masks.advance(RequestId(id), guide(), Token(7), Micros(0));
+        }
+        masks.forget(RequestId(2));
+        masks.forget(RequestId(9));
+        assert_eq!(masks.away.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [1, 3]);
+        let tasks = masks.queue.tasks();
+        let waits = |t: &Task| match t {
+            Task::Advance(id, ..) => Some(id.0),
+            Task::Retire(_) => None,
+        };
+        assert_eq!(tasks.waiting.iter().map(waits).collect::<Vec<_>>(), [Some(1), Some(3), None]);
+    }
+
+    /// Grammars ran on the step thread, silently, where no worker could be started.
+    #[test]
+    fn without_a_worker_a_grammar_ends_with_words() {
+        let (sender, replies) = mpsc::channel();
+        let mut masks = Masks::new(sender, 4);
+        masks.advance(RequestId(1), guide(), Token(7), Micros(0));
+        let Ok(Command::Masked(done)) = replies.try_recv() else { panic!("no answer") };
+        assert!(matches!(done.verdict, Err(MaskError::Engine { .. })), "{:?}", done.verdict);
+    }
 }

@@ -49,7 +49,9 @@ impl Shared {
 
     /// Takes `count` places or none; returns how many were taken before.
     pub fn enter(&self, count: u32) -> Result<u32, Refusal> {
-        if let Some(why) = &*lock(&self.closed) {
+        // Held until the places are taken: whoever closes then sees all that came before.
+        let closed = lock(&self.closed);
+        if let Some(why) = &*closed {
             return Err(Refusal::NotServing { why: why.clone() });
         }
         let limit = self.live_max();

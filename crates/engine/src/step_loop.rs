@@ -71,7 +71,10 @@ impl StepLoop {
             if !matches!(turn, Ok(Turn::Idle)) || !waits {
                 return self.turned(turn);
             }
-            self.wait(IDLE_TICK);
+            if !self.wait(IDLE_TICK) {
+                self.core.watch_over(self.core.clock.now());
+                self.core.publish();
+            }
         }
     }
 
@@ -82,8 +85,8 @@ impl StepLoop {
                 Ok(command) => self.follow(command),
                 Err(TryRecvError::Disconnected) => self.follow(Command::Shutdown),
                 Err(TryRecvError::Empty) => match self.core.mask_patience() {
-                    Some(left) => self.wait(left),
-                    None if !self.has_waited => self.wait(FIRST_WAIT),
+                    Some(left) => _ = self.wait(left),
+                    None if !self.has_waited => _ = self.wait(FIRST_WAIT),
                     None => break,
                 },
             }
@@ -136,17 +139,20 @@ impl StepLoop {
             return;
         }
         self.core.audit_idle();
+        self.core.watch_over(self.core.clock.now());
         self.core.publish();
         self.wait(IDLE_TICK);
     }
 
-    fn wait(&mut self, limit: Duration) {
+    /// Waits for a command and follows it; false where none came.
+    fn wait(&mut self, limit: Duration) -> bool {
         self.has_waited = true;
         match self.commands.recv_timeout(limit) {
             Ok(command) => self.follow(command),
             Err(RecvTimeoutError::Disconnected) => self.follow(Command::Shutdown),
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => return false,
         }
+        true
     }
 
     fn follow(&mut self, command: Command) {

@@ -228,6 +228,31 @@ fn moves_out_of_order_are_refused_with_what_would_work() {
     assert!(matches!(stopped, GenerationError::Stopped { .. }), "{stopped}");
 }
 
+/// A flip forward to the draining generation was counted as a rollback and not watched, whatever
+/// was asked; and a window closed only with a step, so that an idle server kept it open.
+#[test]
+fn a_flip_forward_again_is_watched_and_the_window_closes_without_a_step() {
+    let handle = rig().started(&tiny("llama"), Box::new(cpu()));
+    let staged = verified(&handle, &graph_max_bs(16));
+    handle.flip(staged, Some(Micros::from_millis(3_600_000))).unwrap();
+    handle.flip(1, None).unwrap();
+    assert_eq!(report(&handle.status(), 1).watched_until, None);
+    handle.flip(staged, Some(Micros::from_millis(3_600_000))).unwrap();
+    let status = handle.status();
+    assert_eq!((status.counters.flips, status.counters.rollbacks), (2, 1));
+    assert!(report(&status, staged).watched_until.is_some());
+    let watched = handle.retire(1).unwrap_err();
+    assert!(matches!(watched, GenerationError::Watched { number: 1, .. }), "{watched}");
+    // Back with a window of its own, which nothing but time closes.
+    handle.flip(1, Some(Micros::from_millis(1))).unwrap();
+    while report(&handle.status(), 1).watched_until.is_some() {
+        std::thread::yield_now();
+    }
+    assert_eq!(handle.status().counters.steps, status.counters.steps);
+    handle.retire(staged).unwrap();
+    handle.shutdown();
+}
+
 /// What cannot be staged is rejected with a reason, and what serves does not change.
 #[test]
 fn a_rejected_generation_leaves_the_live_one_as_it_was() {

@@ -66,6 +66,13 @@ impl Keys {
     fn check_admin(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
         match (&self.admin, self.loopback) {
             (Some(_), _) => self.has(self.admin.as_ref(), headers)?,
+            (None, true) if self.api.is_none() && !names_loopback(headers) => {
+                return Err(ApiError::Forbidden {
+                    what: "without an admin key the admin routes answer to localhost, 127.0.0.1 \
+                           and [::1] only, and Host is another name; use one of these, or start \
+                           the server with --admin-key",
+                });
+            }
             (None, true) => self.has(self.api.as_ref(), headers)?,
             (None, false) => {
                 return Err(ApiError::Forbidden {
@@ -81,6 +88,19 @@ impl Keys {
         let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|v| json(v.as_bytes()));
         if *method == Method::POST && !is_json { Err(ApiError::MediaType) } else { Ok(()) }
     }
+}
+
+/// Is `Host` a name of this machine for itself, or absent? A browser that was given another name
+/// for 127.0.0.1 (DNS rebinding) sends that name, and to it our routes would be its page's own.
+fn names_loopback(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Ok(host) = host.to_str() else { return false };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let is_loopback = |ip: std::net::IpAddr| ip.is_loopback();
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
 }
 
 /// The middleware.
@@ -142,6 +162,19 @@ mod tests {
             assert_eq!(status(&k("", "", true), path, None), 200, "{path}");
         }
         let plain = headers(None, false);
+        let named = |host: &'static str| {
+            let mut h = headers(None, true);
+            h.insert(header::HOST, HeaderValue::from_static(host));
+            k("", "", true).check(&Method::POST, "/admin/generations", &h).is_ok()
+        };
+        for host in ["localhost:30001", "127.0.0.1:30001", "[::1]:30001", "LOCALHOST", "127.0.0.2"]
+        {
+            assert!(named(host), "{host}");
+        }
+        for host in ["a-page-that-rebinds.example:30001", "localhost.example", "10.0.0.1", "", "["]
+        {
+            assert!(!named(host), "{host}");
+        }
         let e = k("", "", true).check(&Method::POST, "/abort_request", &plain).unwrap_err();
         assert_eq!(e.status(), 415);
     }
