@@ -147,3 +147,23 @@ fn selections_are_the_reference_s() {
         assert_selections(&fixture(""), &golden(tokens), tokens);
     }
 }
+
+/// A page whose compressed row is in another page kept the bytes of whoever had it before: a
+/// request that was sent twice ended with an alarm of the audit, once it had generated past a
+/// window of 128 tokens.
+#[test]
+fn two_sequences_of_the_same_tokens_have_the_same_pages() {
+    // Few pages: those that a repetition gives up, as they become the first one's, come round.
+    let rig = rig(64).with(|k| {
+        k.audit_rate = 1;
+        k.kv_bytes = 5 << 20;
+        k.prefix_cache = true;
+    });
+    let mut engine = rig.engine(&fixture(""));
+    let probe = Probe::new((0..10).map(|t| 20 + t), greedy(250));
+    let outcomes = engine.alone(&vec![probe; 6]);
+    assert!(outcomes.iter().all(|o| o.tokens.len() == 250 && o.tokens == outcomes[0].tokens));
+    let status = engine.status();
+    assert_eq!(status.counters.audit_mismatches, 0, "{:?}", status.audit.evidence);
+    assert!(status.audit.part(lockstep_flow::AuditPart::Pages).audits > 0);
+}

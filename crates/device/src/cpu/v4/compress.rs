@@ -13,6 +13,9 @@ use super::super::math::exp_lanes;
 use super::super::norm::norm_row;
 use super::paged::{PagedRows, Tables};
 use super::rope::{TailRope, Turn};
+use lockstep_flow::limits::PAGE_TOKENS;
+
+const PAGE: usize = PAGE_TOKENS as usize;
 
 /// Slots of a window, at most: 128 tokens.
 const SLOTS_MAX: usize = 128;
@@ -83,7 +86,10 @@ impl StateStore {
 }
 
 impl CompressRows {
-    /// Writes the row that token row `row` closes, if it closes one.
+    /// Writes the row that token row `row` closes, if it closes one. Where windows are longer than
+    /// pages, most pages have no row: a zero one is written when such a page is full, so that the
+    /// bytes of a page follow from its tokens alone and not from who had it before (the audit
+    /// compares the pages of two sequences that computed the same tokens).
     ///
     /// # Safety
     /// `isa` is available; addresses hold what their fields say; the state of every position of
@@ -95,6 +101,9 @@ impl CompressRows {
             let (position, _) = self.tables.of(row);
             if (position + 1).is_multiple_of(self.to.ratio) {
                 compress(self.isa, self, row);
+            } else if self.to.ratio > PAGE && (position + 1).is_multiple_of(PAGE) {
+                let to = self.to.of_slot(*self.write_slots.add(row) as usize);
+                core::ptr::write_bytes(to, 0, self.dim);
             }
         }
     }
