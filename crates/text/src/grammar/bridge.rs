@@ -31,9 +31,26 @@ impl TokenizerEnv for Environment {
             end -= 1;
         }
         self.trie.tokenize_with_greedy_fallback(&s[..end], |text| {
-            let tokens = self.tokenizer.encode(text, Encode::TEXT).unwrap_or_default();
-            tokens.into_iter().map(|t| t.0).collect()
+            self.forced(text).into_iter().map(|t| t.0).collect()
         })
+    }
+}
+
+impl Environment {
+    /// Tokens of text that a grammar forces. A marker that the vocabulary merely adds (a format's
+    /// own, such as DeepSeek-V4's `｜DSML｜`) is its token, as the model was taught and as the mask
+    /// allows anyway; control tokens are never read out of text.
+    fn forced(&self, text: &str) -> Vec<Token> {
+        let read = Encode { add_bos: false, parse_special: true };
+        let pieces = self.tokenizer.pieces();
+        let is_text = |t: &Token| {
+            let kind = pieces.get(t.0 as usize).map(|piece| piece.kind);
+            !matches!(kind, Some(Kind::Control | Kind::Unknown) | None)
+        };
+        match self.tokenizer.encode(text, read) {
+            Ok(tokens) if tokens.iter().all(is_text) => tokens,
+            _ => self.tokenizer.encode(text, Encode::TEXT).unwrap_or_default(),
+        }
     }
 }
 
