@@ -1,0 +1,2 @@
+//! The guarded change: targets, journal, gates, rollback, records.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The corruption gate and the load generator: a client of any OpenAI-compatible server.
+#![forbid(unsafe_code)]
