@@ -4,8 +4,11 @@
 Runs `lockstep serve` twice with the same 64 clients, each streaming one request after the other:
 once undisturbed, once while buckets go 32 -> 96 -> 16 -> 96 (stage, flip, watch 1,000 steps,
 retire). Prints, for each generation, the longest time between two steps that it took, and for both
-runs the longest and usual time between two tokens of a stream; fails where a request failed or its
-text is not the one of the undisturbed run.
+runs the longest and usual time between two tokens of a stream; fails where a request failed, or
+where a text or a log-probability of one is not that of the undisturbed run.
+
+With `--cycles N` it looks at memory instead: N times stage, flip and retire under the same load,
+the ceiling 96 and 16 in turns, and the process's memory after each.
 
 Only the standard library is used.
 """
@@ -29,11 +32,12 @@ def body(client, turn, tokens):
         "temperature": 0.8,
         "seed": 1000 * client + turn,
         "stream": True,
+        "logprobs": 1,
     }
 
 
 async def stream(address, request):
-    """Text and the times of its pieces."""
+    """Pieces (text and log-probabilities) and the times at which they came."""
     host, port = address
     reader, writer = await asyncio.open_connection(host, port)
     payload = json.dumps(request).encode()
@@ -43,7 +47,7 @@ async def stream(address, request):
     )
     writer.write(head.encode() + payload)
     await writer.drain()
-    text, times, done = [], [], False
+    pieces, times, done = [], [], False
     while line := await asyncio.wait_for(reader.readline(), 300):
         if not line.startswith(b"data: "):
             continue
@@ -53,12 +57,19 @@ async def stream(address, request):
         piece = json.loads(line[6:])
         if "error" in piece:
             raise RuntimeError(f"a stream failed: {piece}")
-        text.append(piece["choices"][0]["text"])
+        choice = piece["choices"][0]
+        pieces.append((choice["text"], json.dumps(choice.get("logprobs"))))
         times.append(asyncio.get_running_loop().time())
     writer.close()
     if not done:
-        raise RuntimeError(f"a stream broke off after {len(text)} pieces")
-    return "".join(text), times
+        raise RuntimeError(f"a stream broke off after {len(pieces)} pieces")
+    return pieces, times
+
+
+def same(a, b):
+    """True where two streams gave the same text and the same log-probabilities."""
+    join = lambda pieces: ("".join(t for t, _ in pieces), [l for _, l in pieces])
+    return join(a[0]) == join(b[0])
 
 
 async def client(address, number, stop, tokens, results):
@@ -80,28 +91,49 @@ def ask(url, path, data=None):
         return json.load(answer)
 
 
-async def change(url, steps):
-    """32 -> 96 -> 16 -> 96."""
+def resident_mib(pid):
+    """`VmRSS` of a process in MiB."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        line = next(line for line in status if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
+async def change(url, pid, steps, cycles):
+    """32 -> 96 -> 16 -> 96, or so many cycles."""
     loop = asyncio.get_running_loop()
     call = lambda *args: loop.run_in_executor(None, ask, url, *args)
-    for ceiling in CEILINGS:
+
+    async def served(number):
+        while (await call(f"/admin/generations/{number}"))["steps"] < steps:
+            await asyncio.sleep(0.5)
+
+    async def arenas():
+        return (await call("/server_info"))["lockstep"]["engine"]["arenas"]
+
+    await served(1)
+    print(f"  before: {resident_mib(pid):.1f} MiB resident, arenas {await arenas()}", flush=True)
+    ceilings = CEILINGS if cycles == 0 else [CEILINGS[i % 2] for i in range(cycles)]
+    for ceiling in ceilings:
         begun = loop.time()
         knobs = {"decode.graph-max-bs": ceiling}
         staged = await call("/admin/generations", {"knobs": knobs, "wait": True})
         number = staged["generation"]
         took = loop.time() - begun
         await call(f"/admin/generations/{number}/flip", {"watch_seconds": 0})
-        while True:
-            report = await call(f"/admin/generations/{number}")
-            if report["steps"] >= steps:
-                break
-            await asyncio.sleep(0.5)
+        both = resident_mib(pid)
+        await served(number)
         await call(f"/admin/generations/{number - 1}/retire", {})
-        print(f"  to {ceiling}: staged and verified in {took:.1f} s", flush=True)
+        # The arena is unmapped on a thread of its own.
+        await asyncio.sleep(1)
+        print(
+            f"  to {ceiling}: staged and verified in {took:.1f} s; {both:.1f} MiB resident beside"
+            f" the one before, {resident_mib(pid):.1f} without it, arenas {await arenas()}",
+            flush=True,
+        )
     return await call("/admin/generations"), await call("/server_info")
 
 
-async def run(url, args, disturbed, turns=None):
+async def run(child, url, args, disturbed, turns=None):
     """All clients; with `turns`, exactly the requests of another run."""
     host, port = url.removeprefix("http://").split(":")
     address, results, stop = (host, int(port)), {}, asyncio.Event()
@@ -116,8 +148,14 @@ async def run(url, args, disturbed, turns=None):
         asyncio.create_task(client(address, n, stop, args.tokens, results))
         for n in range(args.clients)
     ]
-    await asyncio.sleep(3)
-    found = await change(url, args.steps) if disturbed else None
+    change_ = change(url, child.pid, args.steps, args.cycles) if disturbed else asyncio.sleep(3)
+    changing = asyncio.ensure_future(change_)
+    # A client that fails ends the run at once.
+    await asyncio.wait([changing, *clients], return_when=asyncio.FIRST_COMPLETED)
+    if not changing.done():
+        changing.cancel()
+        await asyncio.gather(*clients)
+    found = await changing
     stop.set()
     await asyncio.gather(*clients)
     return results, found
@@ -146,7 +184,7 @@ def one(args, disturbed, turns=None):
     """One server's life."""
     child, url = serve(args)
     try:
-        return asyncio.run(run(url, args, disturbed, turns))
+        return asyncio.run(run(child, url, args, disturbed, turns))
     finally:
         child.terminate()
         child.wait(60)
@@ -160,8 +198,10 @@ def main():
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=150, help="of the shortest stream")
     parser.add_argument("--steps", type=int, default=1000, help="that each generation serves")
+    parser.add_argument("--cycles", type=int, default=0, help="look at memory over so many flips")
     parser.add_argument("--once", action="store_true", help="leave the undisturbed run out")
     args = parser.parse_args()
+    args.once |= args.cycles > 0
     print(f"changing buckets under {args.clients} streams", flush=True)
     changed, (generations, info) = one(args, True)
     turns = {}
@@ -188,9 +228,13 @@ def main():
             f" {ms[len(ms) // 2]:.1f} ms, p99 {ms[len(ms) * 99 // 100]:.1f}, longest {ms[-1]:.1f}"
         )
     print(f"arenas now: {info['lockstep']['engine']['arenas']}")
-    wrong = [key for key in plain if changed[key][0] != plain[key][0]]
+    wrong = [key for key in plain if not same(changed[key], plain[key])]
     if plain:
-        print(f"streams whose text differs: {len(wrong)} of {len(plain)}")
+        tokens = sum(len(times) for _, times in plain.values())
+        print(
+            f"streams whose text or log-probabilities differ: {len(wrong)} of {len(plain)}"
+            f" ({tokens} pieces)"
+        )
     sys.exit(1 if wrong else 0)
 
 

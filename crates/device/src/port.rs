@@ -187,7 +187,7 @@ pub trait Device: Send {
     /// Several inputs at once; the ids are distinct.
     fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8];
 
-    /// The bytes of an output, after a step.
+    /// The bytes of an output that is fetched, after a step.
     fn output(&self, exec: ExecId, output: BufferId) -> &[u8];
 
     /// Runs one step as captured.

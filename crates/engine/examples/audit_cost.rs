@@ -40,6 +40,9 @@ const SCENARIOS: [Scenario; 3] = [
 const RATES: [(&str, u32); 5] =
     [("off", 0), ("off again", 0), ("1000", 1000), ("every 2nd", 2), ("every step", 1)];
 
+/// Rounds that requests last; then new ones begin, at their prompt's length.
+const ROUNDS_OF_A_LOAD: usize = 10;
+
 struct Silent;
 
 impl EventSink for Silent {
@@ -95,6 +98,21 @@ impl Engine {
         self.handle.submit(request, Box::new(Silent)).unwrap_or_else(|e| panic!("{e}"));
     }
 
+    /// A load that lasts for [`ROUNDS_OF_A_LOAD`] rounds.
+    fn begin(&mut self, scenario: &Scenario) {
+        if scenario.prefill {
+            self.submit(scenario.prompt, 1);
+            return self.turns(1);
+        }
+        // Prefill, and some steps to warm up.
+        let warm = 1 + scenario.rows as u32 + scenario.steps / 2;
+        let steps = ROUNDS_OF_A_LOAD as u32 * RATES.len() as u32 * scenario.steps;
+        for _ in 0..scenario.rows {
+            self.submit(scenario.prompt, warm + steps + 1);
+        }
+        self.turns(warm);
+    }
+
     fn turns(&mut self, n: u32) {
         for _ in 0..n {
             assert_eq!(self.steps.turn(), LoopTurn::Stepped, "the load lasts");
@@ -141,19 +159,14 @@ fn order(round: u64, n: usize) -> Vec<usize> {
 
 fn measure(path: &Path, scenario: &Scenario, rounds: usize) {
     let mut engine = Engine::new(path);
-    if scenario.prefill {
-        engine.submit(scenario.prompt, 1);
-        engine.turns(1);
-    } else {
-        for _ in 0..scenario.rows {
-            engine.submit(scenario.prompt, 1900);
-        }
-        // Prefill, and some steps to warm up.
-        engine.turns(1 + scenario.rows as u32 + scenario.steps / 2);
-    }
+    engine.begin(scenario);
     let mut counts = [[0; 3]; RATES.len()];
     let mut all = Vec::new();
     for round in 0..rounds {
+        if round > 0 && round % ROUNDS_OF_A_LOAD == 0 {
+            while engine.steps.turn() == LoopTurn::Stepped {}
+            engine.begin(scenario);
+        }
         let mut chunks = vec![(0.0, false); RATES.len()];
         for i in order(round as u64, RATES.len()) {
             let before = engine.handle.status().audit;

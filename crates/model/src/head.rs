@@ -59,7 +59,10 @@ impl Head {
         part: GemmPart,
     ) {
         let vocab = self.vocab;
-        let logits = e.rows_f32("logits", Axis::R, vocab);
+        // The audit, canaries and taps look at logits after the step, though no step needs them on
+        // the host: as a transient, the next step's writers could overtake such a look.
+        let kind = BufferKind::Output { fetched: false };
+        let logits = e.b.rows("logits", kind, Axis::R, u64::from(vocab) * 4, Elem::F32);
         e.op(
             "head",
             OpKind::Gemm(Gemm {
@@ -76,7 +79,7 @@ impl Head {
         let bytes = e.backend.sample_scratch_bytes(vocab);
         let scratch = e.b.transient("sample_scratch", Axis::R, bytes, Elem::Opaque);
         let bytes = e.backend.sample_results_bytes();
-        let results = e.b.rows("results", BufferKind::Output, Axis::R, bytes, Elem::Opaque);
+        let results = e.b.rows("results", BufferKind::Output { fetched: true }, Axis::R, bytes, Elem::Opaque);
         e.op(
             "sample",
             OpKind::Sample(Sample {

@@ -64,8 +64,10 @@ pub enum BufferKind {
     /// Written by the host lane before (or, where `late`, during) a step. `consumed_by_sampling`
     /// inputs such as grammar masks are late: an event orders them before their reader.
     Input { padding: PaddingPolicy, late: bool },
-    /// Read by the host lane after the step.
-    Output,
+    /// Read by the host lane after the step, at every step where `fetched`: a device whose memory
+    /// is its own brings those bytes to the host with the step. The others lie in the arena for
+    /// whoever looks (the audit, canaries, tests), and the next step's writers wait all the same.
+    Output { fetched: bool },
     /// Means something only between its writer and its last reader in one step.
     Transient,
 }
@@ -73,7 +75,7 @@ pub enum BufferKind {
 impl BufferKind {
     /// True where packing places the buffer in the generation's arena.
     pub const fn in_arena(self) -> bool {
-        matches!(self, BufferKind::Input { .. } | BufferKind::Output | BufferKind::Transient)
+        matches!(self, BufferKind::Input { .. } | BufferKind::Output { .. } | BufferKind::Transient)
     }
 }
 

@@ -227,7 +227,7 @@ impl PlanBuilder {
                     let first = self.plan.ops.iter().position(reads);
                     (OpKind::HostWrite { input: id }, first.unwrap_or(self.plan.ops.len()))
                 }
-                BufferKind::Output => (OpKind::HostRead { output: id }, self.plan.ops.len()),
+                BufferKind::Output { .. } => (OpKind::HostRead { output: id }, self.plan.ops.len()),
                 _ => continue,
             };
             let accesses = declare(&kind, &self.plan.buffers);

@@ -304,5 +304,5 @@ impl Threaded {
 /// True for buffers whose bytes an explorer compares at the end of every step: what anyone
 /// outside the step can see.
 pub fn is_visible(kind: BufferKind) -> bool {
-    matches!(kind, BufferKind::Output | BufferKind::State(_))
+    matches!(kind, BufferKind::Output { .. } | BufferKind::State(_))
 }

@@ -55,7 +55,7 @@ impl InOutBytes {
         for b in &plan.buffers {
             let region = match b.kind {
                 BufferKind::Input { .. } => &mut need.inputs,
-                BufferKind::Output => &mut need.outputs,
+                BufferKind::Output { .. } => &mut need.outputs,
                 _ => continue,
             };
             *region = fit::align_up(*region, b.align).saturating_add(b.bytes);
@@ -167,7 +167,7 @@ fn place(plan: &StepPlan, room: InOutBytes, interferes: &dyn Fn(usize, usize) ->
         let b = plan.buffer(id);
         let at = match b.kind {
             BufferKind::Input { .. } => &mut input_at,
-            BufferKind::Output => &mut output_at,
+            BufferKind::Output { .. } => &mut output_at,
             BufferKind::Transient if b.bytes == 0 => {
                 offsets[id.index()] = Some(transients_at);
                 continue;

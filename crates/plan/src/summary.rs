@@ -25,7 +25,7 @@ pub struct OpLine {
 pub struct ArenaLine {
     /// Its name.
     pub name: String,
-    /// `input`, `late input`, `output` or `transient`.
+    /// `input`, `late input`, `output`, `output, not fetched` or `transient`.
     pub kind: &'static str,
     /// First byte.
     pub offset: u64,
@@ -242,7 +242,8 @@ fn arena(proven: &Proven) -> Vec<ArenaLine> {
             let kind = match b.kind {
                 BufferKind::Input { late: true, .. } => "late input",
                 BufferKind::Input { .. } => "input",
-                BufferKind::Output => "output",
+                BufferKind::Output { fetched: true } => "output",
+                BufferKind::Output { fetched: false } => "output, not fetched",
                 _ => "transient",
             };
             let alive = alive[id.index()].map(|(f, l)| (name(f), name(l)));

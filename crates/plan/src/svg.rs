@@ -204,7 +204,7 @@ impl Picture<'_> {
             let b = self.plan.buffer(id);
             let (hue, light) = match b.kind {
                 BufferKind::Input { .. } => (45, 78),
-                BufferKind::Output => (150, 70),
+                BufferKind::Output { .. } => (150, 70),
                 _ => (200 + (id.0.wrapping_mul(47) % 90), 72),
             };
             let at = self.packing.offset(id).unwrap_or(0);

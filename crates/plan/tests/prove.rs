@@ -31,7 +31,7 @@ fn input(b: &mut PlanBuilder, name: &str) -> BufferId {
 }
 
 fn output(b: &mut PlanBuilder, name: &str) -> BufferId {
-    b.rows(name, BufferKind::Output, Axis::T, BYTES, Elem::Opaque)
+    b.rows(name, BufferKind::Output { fetched: true }, Axis::T, BYTES, Elem::Opaque)
 }
 
 fn proven(plan: &StepPlan) -> Result<Proven, Vec<Hazard>> {
@@ -193,7 +193,7 @@ fn rows_plan(spoil: impl Fn(&mut StepPlan)) -> StepPlan {
     let mut b = PlanBuilder::new(BucketKey::decode(4), 8);
     let table = b.table("slots", Axis::T, 1, 0);
     let x = b.transient("x", Axis::T, 64, Elem::F32);
-    let out = b.rows("out", BufferKind::Output, Axis::T, 64, Elem::F32);
+    let out = b.rows("out", BufferKind::Output { fetched: true }, Axis::T, 64, Elem::F32);
     let pages = b.state("pages", StateKind::Pages { page_bytes: 64 }, 9, Elem::F32);
     let w = b.weight("w", 64, Elem::F32);
     let rows = |buffer, bytes, stride, reach| Access::Static {

@@ -13,7 +13,7 @@ fn bucket_plan(rows: u32, state_pages: u32) -> StepPlan {
     let input = b.rows("ids", kind, Axis::T, 64, Elem::U32);
     let mask = BufferKind::Input { padding: PaddingPolicy::Word(0), late: true };
     let mask = b.rows("mask", mask, Axis::T, 64, Elem::U32);
-    let out = b.rows("tokens", BufferKind::Output, Axis::T, 64, Elem::U32);
+    let out = b.rows("tokens", BufferKind::Output { fetched: true }, Axis::T, 64, Elem::U32);
     let pages = b.state("pages", StateKind::Pages { page_bytes: 64 }, state_pages, Elem::F32);
     let x = b.transient("x", Axis::T, 192, Elem::F32);
     let y = b.transient("y", Axis::T, 192, Elem::F32);

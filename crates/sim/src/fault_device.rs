@@ -217,7 +217,7 @@ impl FaultDevice {
 
     /// Puts what a step on lanes has given where the engine looks for it.
     fn bring_back(&mut self, from: ExecId, to: ExecId) {
-        let looked_at = |b: &Buffer| b.kind == BufferKind::Output || b.name == "logits";
+        let looked_at = |b: &Buffer| matches!(b.kind, BufferKind::Output { .. });
         let plan = self.lab.plan(from);
         let all = plan.buffer_ids().map(|id| (id, plan.buffer(id)));
         let ids: Vec<(BufferId, u64)> =

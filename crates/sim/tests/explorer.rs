@@ -22,7 +22,7 @@ fn random_plan(lanes: u32, seed: u64) -> StepPlan {
     let mut rng = Rng::new(seed);
     let mut b = PlanBuilder::new(BucketKey::decode(1), lanes);
     let ids = b.table("ids", Axis::T, 4, 0);
-    let out = b.rows("out", BufferKind::Output, Axis::T, 16, Elem::U32);
+    let out = b.rows("out", BufferKind::Output { fetched: true }, Axis::T, 16, Elem::U32);
     let pages = b.state("pages", StateKind::Pages { page_bytes: 8 }, 4, Elem::U32);
     let names: Vec<LaneId> = (1..=lanes)
         .map(|l| if l == 1 { LaneId::MAIN } else { b.lane(&format!("lane{l}")) })

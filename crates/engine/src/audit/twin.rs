@@ -242,10 +242,10 @@ impl Twin {
     }
 }
 
-/// What is compared besides state: every output of the plan, and the logits.
+/// What is compared besides state: every output of the plan, the logits first.
 fn outputs(bucket: &Bucket) -> impl Iterator<Item = BufferId> {
     let plan = bucket.proven.plan();
-    let output = |id: &BufferId| plan.buffer(*id).kind == BufferKind::Output;
+    let output = |id: &BufferId| matches!(plan.buffer(*id).kind, BufferKind::Output { .. });
     core::iter::once(bucket.io.logits)
         .chain(plan.buffer_ids().filter(output).filter(|id| *id != bucket.io.logits))
 }

@@ -5,8 +5,9 @@ use lockstep_device::{
     Remains, WeightData, Workshop,
 };
 use lockstep_flow::Lease;
-use lockstep_plan::{Backend, BufferId, OpId, Proven};
-use std::sync::Arc;
+use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 /// What happens before a step: the number of the step, and the device that will run it.
 pub type BeforeStep = Box<dyn FnMut(u64, &mut CpuDevice) + Send>;
@@ -27,18 +28,34 @@ pub enum Moment {
 /// What happens at a moment.
 pub type Hook = Box<dyn FnMut(Moment, &mut CpuDevice) + Send>;
 
+/// Buffers that were looked at, by name.
+pub type Looks = Arc<Mutex<BTreeMap<String, BufferKind>>>;
+
 /// A CPU device with hooks.
 pub struct FaultDevice {
     pub inner: CpuDevice,
     pub before_step: BeforeStep,
     pub hook: Hook,
+    /// Every buffer of an executable whose bytes were read from outside its steps.
+    pub looks: Looks,
+    /// Of the plans captured so far.
+    kinds: BTreeMap<String, BufferKind>,
     tables: u32,
 }
 
 impl FaultDevice {
     pub fn new(before_step: BeforeStep) -> FaultDevice {
         let inner = CpuDevice::new(2, "auto").unwrap();
-        FaultDevice { inner, before_step, hook: Box::new(|_, _| {}), tables: 0 }
+        let (looks, kinds) = (Looks::default(), BTreeMap::new());
+        FaultDevice { inner, before_step, hook: Box::new(|_, _| {}), looks, kinds, tables: 0 }
+    }
+
+    fn look(&self, exec: ExecId, buffer: BufferId) {
+        let name = &self.inner.manifest(exec).bound[buffer.index()].name;
+        let mut looks = self.looks.lock().unwrap();
+        if !looks.contains_key(name) {
+            looks.insert(name.clone(), self.kinds[name]);
+        }
     }
 
     /// A device with a hook at every moment.
@@ -69,6 +86,7 @@ impl Device for FaultDevice {
     }
 
     fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
+        self.kinds.extend(plan.plan().buffers.iter().map(|b| (b.name.clone(), b.kind)));
         self.inner.capture(plan, arena)
     }
 
@@ -100,6 +118,7 @@ impl Device for FaultDevice {
     }
 
     fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
+        self.look(exec, output);
         self.inner.output(exec, output)
     }
 
@@ -130,6 +149,7 @@ impl Device for FaultDevice {
     }
 
     fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
+        self.look(exec, buffer);
         self.inner.peek(exec, buffer, offset, out);
     }
 
@@ -138,6 +158,7 @@ impl Device for FaultDevice {
     }
 
     fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
+        self.look(a, buffer);
         self.inner.first_difference(a, b, buffer, len)
     }
 

@@ -43,7 +43,7 @@ pub fn overlapped(layers: usize, rows: u32, lanes: u32) -> StepPlan {
     let slots = s.b.table("slots", Axis::T, 1, 0);
     let late = BufferKind::Input { padding: PaddingPolicy::Word(0), late: true };
     let mask = s.b.rows("mask", late, Axis::T, 4, Elem::U32);
-    let tokens = s.b.rows("tokens", BufferKind::Output, Axis::T, ROW, Elem::U32);
+    let tokens = s.b.rows("tokens", BufferKind::Output { fetched: true }, Axis::T, ROW, Elem::U32);
     let [side_k, side_c, side_i] = ["kv", "compress", "index"].map(|n| s.b.lane(n));
     let h = s.b.transient("h", Axis::T, ROW, Elem::F32);
     let (id_rows, slot_rows) = (s.row(ids, 4), s.row(slots, 4));

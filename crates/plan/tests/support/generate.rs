@@ -40,7 +40,7 @@ pub fn plan(rng: &mut Rng, size: Size) -> StepPlan {
             1 + rng.below(size.bytes),
             BufferKind::Input { padding: PaddingPolicy::NoRows, late },
         ),
-        buffer("out".into(), 1 + rng.below(size.bytes), BufferKind::Output),
+        buffer("out".into(), 1 + rng.below(size.bytes), BufferKind::Output { fetched: true }),
         buffer("state".into(), 4, BufferKind::State(StateKind::Pages { page_bytes: 1 })),
     ];
     for i in 0..1 + rng.below(size.buffers) {

@@ -11,7 +11,7 @@ pub fn plan(ops: usize, lanes: u32) -> StepPlan {
     let mut b = PlanBuilder::new(BucketKey::decode(1), lanes);
     let kind = BufferKind::Input { padding: PaddingPolicy::NoRows, late: false };
     let input = b.rows("in", kind, Axis::T, 256, Elem::F32);
-    let output = b.rows("out", BufferKind::Output, Axis::T, 256, Elem::F32);
+    let output = b.rows("out", BufferKind::Output { fetched: true }, Axis::T, 256, Elem::F32);
     let h = b.scratch("h", 4096);
     let names: Vec<String> = (1..lanes).map(|l| format!("side{l}")).collect();
     let side: Vec<LaneId> = names.iter().map(|n| b.lane(n)).collect();
