@@ -1,45 +1,41 @@
 //! The CPU device: captures a proven plan as resolved calls and replays them on pinned threads.
 
+use super::arenas::Arenas;
 use super::audit;
 use super::away::{CpuAway, CpuWorkshop};
 use super::backend::CpuBackend;
 use super::call::{Call, Live};
 use super::exec::{Exec, Stage, capture_in};
 use super::isa::Isa;
-use super::memory::{Memory, WeightLayout};
+use super::load;
+use super::memory::Memory;
 use super::pool::{Pool, Program};
 use super::resolve::{Addresses, resolve};
 use super::room;
 use super::slab::Slab;
 use super::source::Source;
-use super::tile::{PackedMatrix, repack_tiles};
 use crate::manifest::Manifest;
 use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, PageBuffer};
 use crate::workshop::{AwayArena, Remains, Workshop};
 use lockstep_flow::Lease;
-use lockstep_plan::format::Format;
 use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, StepPlan, WeightData};
 use std::sync::Arc;
 
 /// The CPU as a device.
 pub struct CpuDevice {
     pub(super) isa: Isa,
-    pool: Pool,
+    pub(super) pool: Pool,
     pub(super) memory: Arc<Memory>,
-    arenas: Vec<Place>,
+    arenas: Arenas,
     execs: Vec<Option<Exec>>,
     failed: Option<DeviceError>,
 }
 
-/// A place for an arena.
-enum Place {
-    /// Nothing: the next arena comes here.
-    Vacant,
-    /// An arena.
-    Here(Slab),
-    /// An arena of this size, which is lent.
-    Lent(u64),
-}
+/// Why there is no new weight or state.
+const PAST_LOADING: DeviceError = DeviceError::State {
+    asked: "a new weight or state",
+    state: "past loading: arenas are made over what it has",
+};
 
 /// Calls that one pool walk runs, in order.
 struct Walk<'a> {
@@ -78,7 +74,7 @@ impl CpuDevice {
             isa,
             pool,
             memory: Arc::default(),
-            arenas: Vec::new(),
+            arenas: Arenas::default(),
             execs: Vec::new(),
             failed: None,
         })
@@ -92,14 +88,6 @@ impl CpuDevice {
     /// Compute threads.
     pub fn threads(&self) -> u32 {
         self.pool.threads()
-    }
-
-    /// Has a kernel thread panic, as a broken kernel would: the next step fails, and so does every
-    /// one after it. For tests of what happens then.
-    #[doc(hidden)]
-    pub fn break_threads(&mut self, what: &'static str) {
-        // The panic comes back as an error here, and again from the next walk.
-        let _ = self.pool.execute(&Broken(what));
     }
 
     pub(super) fn exec(&self, exec: ExecId) -> &Exec {
@@ -116,7 +104,7 @@ impl CpuDevice {
         if exec.stage != Stage::Sealed {
             return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
         }
-        if !matches!(self.arenas[exec.arena.0 as usize], Place::Here(_)) {
+        if !self.arenas.has(exec.arena) {
             return Err(DeviceError::State { asked: "a step", state: "without its arena" });
         }
         let bucket = exec.source.plan().bucket;
@@ -206,26 +194,8 @@ impl CpuDevice {
         }
     }
 
-    fn slab(&self, arena: ArenaId) -> &Slab {
-        match self.arenas.get(arena.0 as usize) {
-            Some(Place::Here(slab)) => slab,
-            _ => panic!("an arena id comes from `arena` and is used until `free_arena`"),
-        }
-    }
-
     pub(super) fn arena_base(&self, arena: ArenaId) -> *mut u8 {
-        self.slab(arena).base()
-    }
-
-    /// Gives an arena the first vacant place.
-    fn house(&mut self, slab: Slab) -> ArenaId {
-        let vacant = self.arenas.iter().position(|p| matches!(p, Place::Vacant));
-        let at = vacant.unwrap_or(self.arenas.len());
-        if at == self.arenas.len() {
-            self.arenas.push(Place::Vacant);
-        }
-        self.arenas[at] = Place::Here(slab);
-        ArenaId(at as u32)
+        self.arenas.slab(arena).base()
     }
 
     /// Gives an executable the first vacant number.
@@ -237,92 +207,6 @@ impl CpuDevice {
         }
         self.execs[at] = Some(exec);
         ExecId(at as u32)
-    }
-
-    /// Weights and state, to be added to.
-    fn memory_mut(&mut self) -> Result<&mut Memory, DeviceError> {
-        Arc::get_mut(&mut self.memory).ok_or(DeviceError::State {
-            asked: "a new weight or state",
-            state: "past loading: arenas are made over what it has",
-        })
-    }
-
-    fn copy_weight(
-        &mut self,
-        name: &str,
-        layout: WeightLayout,
-        bytes: &[u8],
-    ) -> Result<(), DeviceError> {
-        let weight = self.memory_mut()?.add_weight(name, bytes.len(), layout)?;
-        // SAFETY: the new weight has room for the bytes and nobody else knows it yet.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), weight.address, bytes.len()) };
-        Ok(())
-    }
-
-    fn pack_matrix(
-        &mut self,
-        name: &str,
-        desc: PackedMatrix,
-        bytes: &[u8],
-    ) -> Result<(), DeviceError> {
-        let layout = WeightLayout::Packed(desc);
-        let weight = self.memory_mut()?.add_weight(name, desc.bytes(), layout)?;
-        let job = PackJob { desc, src: bytes, dst: weight.address };
-        self.pool.execute(&job).map_err(|e| DeviceError::Failed {
-            op: format!("packing of {name}"),
-            what: e.to_string(),
-        })
-    }
-}
-
-/// One task, which panics.
-struct Broken(&'static str);
-
-impl Program for Broken {
-    fn ops(&self) -> u32 {
-        1
-    }
-
-    fn tasks(&self, _op: u32) -> u32 {
-        1
-    }
-
-    unsafe fn run(&self, _op: u32, _task: u32, _thread: u32) {
-        panic!("{}", self.0);
-    }
-}
-
-/// Repacks a matrix, some tiles a task.
-struct PackJob<'a> {
-    desc: PackedMatrix,
-    src: &'a [u8],
-    dst: *mut u8,
-}
-
-// SAFETY: tasks write disjoint tiles of `dst`, which outlives the walk.
-unsafe impl Sync for PackJob<'_> {}
-
-/// Tiles that one packing task takes.
-const PACK_TILES: usize = 16;
-
-impl Program for PackJob<'_> {
-    fn ops(&self) -> u32 {
-        1
-    }
-
-    fn tasks(&self, _op: u32) -> u32 {
-        self.desc.tiles().div_ceil(PACK_TILES) as u32
-    }
-
-    unsafe fn run(&self, _op: u32, task: u32, _thread: u32) {
-        let first = task as usize * PACK_TILES;
-        let tiles = first..(first + PACK_TILES).min(self.desc.tiles());
-        let len = tiles.len() * self.desc.tile_bytes();
-        // SAFETY: the tiles lie inside the weight's bytes and belong to this task alone.
-        let dst = unsafe {
-            core::slice::from_raw_parts_mut(self.dst.add(first * self.desc.tile_bytes()), len)
-        };
-        repack_tiles(&self.desc, self.src, tiles, dst).expect("sizes were checked by load_weight");
     }
 }
 
@@ -336,48 +220,22 @@ impl Device for CpuDevice {
     }
 
     fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
-        match data {
-            WeightData::Matrix { format, n, k, bytes } => {
-                let desc = CpuBackend::packed(format, n, k)?;
-                let expected = format.bytes_for(u64::from(n) * u64::from(k));
-                if expected.ok() != Some(bytes.len() as u64) {
-                    return Err(DeviceError::Binding {
-                        buffer: name.into(),
-                        found: format!("{} bytes", bytes.len()),
-                        expected: format!("{n} rows of {k} {format} elements"),
-                    });
-                }
-                self.pack_matrix(name, desc, bytes)
-            }
-            WeightData::Seeded { n, k, seed, scale } => {
-                let elems = u64::from(n) * u64::from(k);
-                let value = |i| lockstep_plan::seeded(seed, i, scale).to_le_bytes();
-                let bytes: Vec<u8> = (0..elems).flat_map(value).collect();
-                let desc = CpuBackend::packed(Format::BF16, n, k)?;
-                self.pack_matrix(name, desc, &bytes)
-            }
-            WeightData::F32(values) => {
-                let layout = WeightLayout::F32 { len: values.len() };
-                self.copy_weight(name, layout, bytemuck::cast_slice(values))
-            }
-            WeightData::U32(words) => {
-                let layout = WeightLayout::Words { len: words.len() };
-                self.copy_weight(name, layout, bytemuck::cast_slice(words))
-            }
-        }
+        let memory = Arc::get_mut(&mut self.memory).ok_or(PAST_LOADING)?;
+        load::load(&mut self.pool, memory, name, data)
     }
 
     fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
         if self.memory.state(name).is_some_and(|s| s.len() as u64 == bytes) {
             return Ok(());
         }
-        self.memory_mut()?.add_state(name, bytes)
+        let memory = Arc::get_mut(&mut self.memory).ok_or(PAST_LOADING)?;
+        memory.add_state(name, bytes)
     }
 
     fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
         room::check(bytes, "an arena")?;
         let slab = Slab::new(bytes as usize, "an arena")?;
-        Ok(self.house(slab))
+        Ok(self.arenas.house(slab))
     }
 
     fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
@@ -387,7 +245,7 @@ impl Device for CpuDevice {
                 state: "still running executables in it",
             });
         }
-        self.arenas[arena.0 as usize] = Place::Vacant;
+        self.arenas.vacate(arena);
         Ok(())
     }
 
@@ -429,11 +287,9 @@ impl Device for CpuDevice {
         };
         let CpuAway { slab, home, execs, .. } = *away;
         let arena = match home {
-            None => self.house(slab),
+            None => self.arenas.house(slab),
             Some(home) => {
-                let place = &mut self.arenas[home.0 as usize];
-                assert!(matches!(place, Place::Lent(_)), "a lent arena comes back to its place");
-                *place = Place::Here(slab);
+                self.arenas.give_back(home, slab);
                 home
             }
         };
@@ -442,23 +298,15 @@ impl Device for CpuDevice {
     }
 
     fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
-        let lent = Place::Lent(self.slab(arena).len() as u64);
-        match core::mem::replace(&mut self.arenas[arena.0 as usize], lent) {
-            Place::Here(slab) => {
-                Ok(Box::new(CpuAway::lent(slab, arena, self.memory.clone(), self.isa)))
-            }
-            Place::Vacant | Place::Lent(_) => unreachable!("`slab` has just found it"),
-        }
+        let slab = self.arenas.lend(arena);
+        Ok(Box::new(CpuAway::lent(slab, arena, self.memory.clone(), self.isa)))
     }
 
     fn uninstall(&mut self, arena: ArenaId) -> Remains {
-        let place = core::mem::replace(&mut self.arenas[arena.0 as usize], Place::Vacant);
+        let slab = self.arenas.vacate(arena);
         let of_it = |e: &mut Option<Exec>| e.take_if(|e| e.arena == arena);
         let execs: Vec<Exec> = self.execs.iter_mut().filter_map(of_it).collect();
-        match place {
-            Place::Here(slab) => Box::new((slab, execs)),
-            Place::Vacant | Place::Lent(_) => Box::new(execs),
-        }
+        Box::new((slab, execs))
     }
 
     fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
@@ -588,15 +436,7 @@ impl Device for CpuDevice {
 
     fn memory(&self) -> DeviceMemory {
         let (weight_bytes, state_bytes) = self.memory.bytes();
-        let (mut arenas, mut arena_bytes) = (0, 0);
-        for place in &self.arenas {
-            arenas += u32::from(!matches!(place, Place::Vacant));
-            arena_bytes += match place {
-                Place::Vacant => 0,
-                Place::Here(slab) => slab.len() as u64,
-                Place::Lent(bytes) => *bytes,
-            };
-        }
+        let (arenas, arena_bytes) = self.arenas.count();
         let executables = self.execs.iter().flatten().count() as u32;
         DeviceMemory { weight_bytes, state_bytes, arena_bytes, arenas, executables }
     }
@@ -609,7 +449,7 @@ impl CpuDevice {
         source: Source,
         arena: ArenaId,
     ) -> Result<ExecId, DeviceError> {
-        let exec = capture_in(source, arena, self.slab(arena), &self.memory, self.isa)?;
+        let exec = capture_in(source, arena, self.arenas.slab(arena), &self.memory, self.isa)?;
         Ok(self.register(exec))
     }
 
@@ -620,7 +460,7 @@ impl CpuDevice {
     }
 
     pub(super) fn arena_len(&self, arena: ArenaId) -> u64 {
-        self.slab(arena).len() as u64
+        self.arenas.slab(arena).len() as u64
     }
 
     pub(super) fn put_call(&mut self, id: ExecId, op: OpId, call: Call) {

@@ -2,6 +2,7 @@
 //! that no caller of the port can reach, and stays inside the device's memory.
 
 use super::device::CpuDevice;
+use super::pool::Program;
 use super::resolve::resolve;
 use super::source::Source;
 use crate::port::{DeviceError, ExecId};
@@ -9,6 +10,14 @@ use lockstep_plan::{BufferId, OpId, Proven};
 use std::sync::Arc;
 
 impl CpuDevice {
+    /// Has a kernel thread panic, as a broken kernel would: the next step fails, and so does every
+    /// one after it. For tests of what happens then.
+    #[doc(hidden)]
+    pub fn break_threads(&mut self, what: &'static str) {
+        // The panic comes back as an error here, and again from the next walk.
+        let _ = self.pool.execute(&Broken(what));
+    }
+
     /// What an executable was captured from, so that a fault can be put where the plan says that
     /// something lies.
     ///
@@ -64,5 +73,22 @@ impl CpuDevice {
         let call = resolve(&source, op, &at, &self.memory, self.isa)?;
         self.put_call(exec, op, call.expect("an op that runs on the device"));
         Ok(())
+    }
+}
+
+/// One task, which panics.
+struct Broken(&'static str);
+
+impl Program for Broken {
+    fn ops(&self) -> u32 {
+        1
+    }
+
+    fn tasks(&self, _op: u32) -> u32 {
+        1
+    }
+
+    unsafe fn run(&self, _op: u32, _task: u32, _thread: u32) {
+        panic!("{}", self.0);
     }
 }

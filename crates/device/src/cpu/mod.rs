@@ -1,5 +1,6 @@
 //! The CPU device's kernels: one scalar definition each, reproduced by every instruction set.
 
+mod arenas;
 pub mod attention;
 mod audit;
 mod away;
@@ -16,6 +17,7 @@ pub mod kv;
 #[cfg(feature = "lab")]
 pub mod lab;
 pub mod lanes;
+mod load;
 pub mod math;
 mod memory;
 mod mix;
@@ -31,6 +33,7 @@ pub mod sample;
 mod slab;
 mod source;
 pub mod tile;
+pub mod tile_format;
 pub mod v4;
 
 pub use backend::CpuBackend;

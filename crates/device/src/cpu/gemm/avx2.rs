@@ -6,7 +6,7 @@ use super::layout::Layout;
 use super::layout::by_rows;
 use super::{ACC_STRIDE, FloatElem, K_CHUNK, TileCall};
 use crate::cpu::quant::{BLOCK, QBlock};
-use crate::cpu::tile::{LANES, Scales};
+use crate::cpu::tile_format::{LANES, Scales};
 
 /// Lanes of a half tile.
 const HALF: usize = 8;

@@ -9,7 +9,7 @@ use super::layout::Layout;
 use super::layout::{by_rows, unrolled};
 use super::{ACC_STRIDE, FloatElem, K_CHUNK, TileCall};
 use crate::cpu::quant::{BLOCK, QBlock};
-use crate::cpu::tile::{LANES, Scales};
+use crate::cpu::tile_format::{LANES, Scales};
 
 /// How far ahead of the codes in use the weights are fetched.
 const PREFETCH_BYTES: usize = 4096;

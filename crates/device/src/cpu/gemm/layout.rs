@@ -1,6 +1,6 @@
 //! Tile formats as types, so that a kernel is compiled once for each with its branches gone.
 
-use crate::cpu::tile::{QuantTile, TileFormat};
+use crate::cpu::tile_format::{QuantTile, TileFormat};
 
 /// A quantised tile format.
 pub(super) trait Layout {
@@ -60,7 +60,7 @@ impl FloatElem for BF16 {
 macro_rules! with_format {
     ($format:expr, $l:ident => $quantised:expr, $e:ident => $float:expr) => {{
         use $crate::cpu::gemm::layout;
-        use $crate::cpu::tile::TileFormat;
+        use $crate::cpu::tile_format::TileFormat;
         macro_rules! arm {
             ($name:ident, $t:ident, $call:expr) => {{
                 type $name = layout::$t;

@@ -24,7 +24,8 @@ use core::ops::Range;
 
 use super::isa::{Isa, KernelKind, counters};
 use super::quant::{self, QBlock};
-use super::tile::{LANES, PackedMatrix};
+use super::tile::PackedMatrix;
+use super::tile_format::LANES;
 use layout::{FloatElem, FloatFormat, with_format};
 
 #[cfg(target_arch = "x86_64")]
@@ -104,7 +105,7 @@ pub struct GemmArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GemmError {
     /// Quantised weights need quantised activations, float weights f32 ones.
-    ActivationKind { format: super::tile::TileFormat },
+    ActivationKind { format: super::tile_format::TileFormat },
     /// Pointers into weights, or to quantised blocks, are aligned to this many bytes.
     Alignment { what: &'static str, needed: usize },
     /// Rows are closer together than a row is long.
@@ -371,7 +372,7 @@ impl GemmArgs {
 
 /// # Safety
 /// `isa` is available, and as [`TileCall`] asks.
-unsafe fn run_tiles(isa: Isa, format: super::tile::TileFormat, call: &TileCall) {
+unsafe fn run_tiles(isa: Isa, format: super::tile_format::TileFormat, call: &TileCall) {
     // SAFETY: the caller's contract.
     unsafe {
         match isa {

@@ -7,7 +7,8 @@ use half::{bf16, f16};
 use super::layout::Layout;
 use super::{ACC_STRIDE, FloatElem, FloatFormat, K_CHUNK, ROWS_MAX, TileCall};
 use crate::cpu::quant::{BLOCK, QBlock};
-use crate::cpu::tile::{LANES, LaneBlock, Scales, lane_block};
+use crate::cpu::tile::{LaneBlock, lane_block};
+use crate::cpu::tile_format::{LANES, Scales};
 
 /// **The scalar definition of a quantised product**: `acc` after one more block of 32 along K.
 ///
