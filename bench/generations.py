@@ -168,6 +168,7 @@ def serve(args):
         "--max-running-requests", "96", "--log-interval", "0",
     ]
     command += ["--model", args.model] if args.model else []
+    command += args.more
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return child, json.loads(child.stdout.readline())["url"]
 
@@ -200,6 +201,7 @@ def main():
     parser.add_argument("--steps", type=int, default=1000, help="that each generation serves")
     parser.add_argument("--cycles", type=int, default=0, help="look at memory over so many flips")
     parser.add_argument("--once", action="store_true", help="leave the undisturbed run out")
+    parser.add_argument("more", nargs="*", help="of `lockstep serve`, after --")
     args = parser.parse_args()
     args.once |= args.cycles > 0
     print(f"changing buckets under {args.clients} streams", flush=True)
