@@ -91,7 +91,8 @@ impl Exec {
         let graph = graph(plan, &launches, programmatic)?.instantiate(driver)?;
         let is_input = |kind| matches!(kind, BufferKind::Input { .. });
         let inputs = HostSide::new(driver, plan, &addresses, is_input)?;
-        let outputs = HostSide::new(driver, plan, &addresses, |k| k == BufferKind::Output { fetched: true })?;
+        let outputs =
+            HostSide::new(driver, plan, &addresses, |k| k == BufferKind::Output { fetched: true })?;
         let manifest = manifest(plan, &addresses);
         let stage = Stage::Captured;
         Ok(Exec { proven, arena, addresses, graph, launches, manifest, stage, inputs, outputs })

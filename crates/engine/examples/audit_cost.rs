@@ -5,10 +5,16 @@
 //! ```
 //!
 //! A round is one chunk of steps at every rate, back to back in another order each time, so that a
-//! slow moment meets them all; what is compared are chunks of the same round. It is one engine,
-//! because two of them differ by some per cent in how their memory lies. `off` runs twice: the
-//! distance between the two is the noise. `1000` is the default; its twin comes by too seldom to be
-//! timed in passing, so the price of one twin is taken where there is one every second step.
+//! slow moment meets them all; what is compared are chunks of the same round, and what is printed
+//! is the median of those ratios with the interval that holds the true median in 19 of 20 such
+//! runs, by order statistics. It is one engine, because two of them differ by some per cent in how
+//! their memory lies. `off` runs twice: the distance between the two is the noise. `1000` is the
+//! default; its twin comes by too seldom to be timed in passing.
+//!
+//! What is smaller than that noise is counted: the engine takes the time of its step thread in
+//! each part of the audit (`lockstep_audit_seconds_total`). Some seconds at the default rate give
+//! the share of pages, weights and tables, with bytes and throughput; the rounds give the price of
+//! a twin, which comes once in 1,000 steps or a minute.
 #![forbid(unsafe_code)]
 
 use lockstep_device::CpuDevice;
@@ -33,7 +39,7 @@ struct Scenario {
 
 const SCENARIOS: [Scenario; 3] = [
     Scenario { name: "decode-1", rows: 1, prompt: 64, steps: 32, prefill: false },
-    Scenario { name: "decode-16", rows: 16, prompt: 64, steps: 32, prefill: false },
+    Scenario { name: "decode-16", rows: 16, prompt: 64, steps: 16, prefill: false },
     Scenario { name: "prefill", rows: 1, prompt: 512, steps: 1, prefill: true },
 ];
 
@@ -42,6 +48,15 @@ const RATES: [(&str, u32); 5] =
 
 /// Rounds that requests last; then new ones begin, at their prompt's length.
 const ROUNDS_OF_A_LOAD: usize = 10;
+
+/// How long the default rate is looked at.
+const STEADY_S: f64 = 8.0;
+
+impl Scenario {
+    fn tokens_of_a_step(&self) -> u64 {
+        if self.prefill { u64::from(self.prompt) } else { self.rows }
+    }
+}
 
 struct Silent;
 
@@ -113,6 +128,11 @@ impl Engine {
         self.turns(warm);
     }
 
+    /// Lets the load end.
+    fn end(&mut self) {
+        while self.steps.turn() == LoopTurn::Stepped {}
+    }
+
     fn turns(&mut self, n: u32) {
         for _ in 0..n {
             assert_eq!(self.steps.turn(), LoopTurn::Stepped, "the load lasts");
@@ -143,11 +163,46 @@ fn median(values: &mut [f64]) -> f64 {
     if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
 }
 
-/// An engine's chunks over the first engine's, round by round; those with a twin alone, those
-/// without, or all.
-fn ratio(rounds: &[Vec<(f64, bool)>], engine: usize, twins: Option<bool>) -> f64 {
-    let of = rounds.iter().filter(|r| twins.is_none_or(|t| r[engine].1 == t));
-    median(&mut of.map(|r| r[engine].0 / r[0].0).collect::<Vec<_>>())
+/// The median of some values, and between which of them the true one lies in 19 of 20 cases: so
+/// many that it is unlikelier than that for more of as many fair coins to fall one way.
+struct Estimate {
+    median: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Estimate {
+    fn of(mut values: Vec<f64>) -> Estimate {
+        let median = median(&mut values);
+        let n = values.len();
+        // The chance of at most k heads of n, summed up from 2^-n.
+        let (mut k, mut chance, mut sum) = (0, 0.5f64.powi(n as i32), 0.0);
+        while k < n / 2 && 2.0 * (sum + chance) <= 0.05 {
+            sum += chance;
+            chance *= (n - k) as f64 / (k + 1) as f64;
+            k += 1;
+        }
+        let at = |i: usize| values.get(i).copied().unwrap_or(f64::NAN);
+        // With k values left out at each end; with none where there are too few to say anything.
+        Estimate { median, low: at(k.saturating_sub(1)), high: at(n.saturating_sub(k.max(1))) }
+    }
+}
+
+impl core::fmt::Display for Estimate {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+        let [median, low, high] = [self.median, self.low, self.high].map(percent);
+        write!(f, "{median:+.2}% ({low:+.2} to {high:+.2})")
+    }
+}
+
+/// Chunks at a rate over those without an audit, round by round; those with a twin are left out
+/// where there is one by chance.
+fn ratio(rounds: &[Vec<(f64, bool)>], rate: usize) -> Estimate {
+    let by_chance = RATES[rate].0 == "1000";
+    let of = rounds.iter().filter(|r| !(by_chance && r[rate].1));
+    let base = |r: &[(f64, bool)]| if rate == 1 { r[0].0 } else { (r[0].0 + r[1].0) / 2.0 };
+    Estimate::of(of.map(|r| r[rate].0 / base(r)).collect())
 }
 
 /// Another order in each round.
@@ -157,61 +212,108 @@ fn order(round: u64, n: usize) -> Vec<usize> {
     order
 }
 
+/// What the audit has counted in chunks at one rate.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    closed: u64,
+    bytes: u64,
+    twins: u64,
+    twin_s: f64,
+}
+
+impl Counts {
+    fn add(&mut self, before: &AuditUse, after: &AuditUse) {
+        let bytes = |a: &AuditUse| a.closed_bytes + a.parts.iter().map(|p| p.bytes).sum::<u64>();
+        let twin = [before, after].map(|a| a.part(AuditPart::Twin));
+        self.closed += after.pages_closed - before.pages_closed;
+        self.bytes += bytes(after) - bytes(before);
+        self.twins += twin[1].audits - twin[0].audits;
+        self.twin_s += twin[1].time.since(twin[0].time).as_secs_f64();
+    }
+}
+
 fn measure(path: &Path, scenario: &Scenario, rounds: usize) {
     let mut engine = Engine::new(path);
     engine.begin(scenario);
-    let mut counts = [[0; 3]; RATES.len()];
+    let mut counts = [Counts::default(); RATES.len()];
     let mut all = Vec::new();
     for round in 0..rounds {
         if round > 0 && round % ROUNDS_OF_A_LOAD == 0 {
-            while engine.steps.turn() == LoopTurn::Stepped {}
+            engine.end();
             engine.begin(scenario);
         }
         let mut chunks = vec![(0.0, false); RATES.len()];
         for i in order(round as u64, RATES.len()) {
             let before = engine.handle.status().audit;
             chunks[i] = engine.chunk(scenario, RATES[i].1);
-            let after = engine.handle.status().audit;
-            let bytes =
-                |a: &AuditUse| a.closed_bytes + a.parts.iter().map(|p| p.bytes).sum::<u64>();
-            counts[i][0] += after.pages_closed - before.pages_closed;
-            counts[i][1] += bytes(&after) - bytes(&before);
-            let twins = |a: &AuditUse| a.part(AuditPart::Twin).audits;
-            counts[i][2] += twins(&after) - twins(&before);
+            counts[i].add(&before, &engine.handle.status().audit);
         }
         all.push(chunks);
     }
-    report(scenario, &counts, &all);
+    let off = compare(scenario, &counts, &all);
+    let [_, _, _, every_2nd, every] = counts;
+    let twin_ms = (every_2nd.twin_s + every.twin_s) / (every_2nd.twins + every.twins) as f64 * 1e3;
+    engine.end();
+    steady(&mut engine, scenario, off, twin_ms);
 }
 
-fn report(scenario: &Scenario, counts: &[[u64; 3]], rounds: &[Vec<(f64, bool)>]) {
+/// Prints what the rounds say; returns the milliseconds of a step without the audit.
+fn compare(scenario: &Scenario, counts: &[Counts], rounds: &[Vec<(f64, bool)>]) -> f64 {
     let off = median(&mut rounds.iter().map(|r| r[0].0).collect::<Vec<_>>());
     println!("{}, {} rounds: {off:.3} ms a step with the audit off", scenario.name, rounds.len());
     let steps = rounds.len() as u64 * u64::from(scenario.steps);
-    let tokens = steps * if scenario.prefill { u64::from(scenario.prompt) } else { scenario.rows };
     for (i, (name, _)) in RATES.iter().enumerate().skip(1) {
-        let ratio = ratio(rounds, i, (*name == "1000").then_some(false));
-        let [closed, bytes, twins] = counts[i];
+        let Counts { closed, bytes, twins, .. } = counts[i];
         println!(
-            "  {name:>10}: {:+.2}% a step; {twins} twins in {steps} steps, {closed} pages closed, \
+            "  {name:>10}: {} a step; {twins} twins in {steps} steps, {closed} pages closed, \
              {:.1} KB hashed or compared a token",
-            (ratio - 1.0) * 100.0,
-            bytes as f64 / tokens as f64 / 1e3,
+            ratio(rounds, i),
+            bytes as f64 / (steps * scenario.tokens_of_a_step()) as f64 / 1e3,
         );
     }
-    // What the default costs: its steps without a twin, and a twin every 1000 steps or minute.
-    let resting = (ratio(rounds, 2, Some(false)) - 1.0) * 100.0;
-    // A chunk of one step has its twin at rate 1 only.
-    let (with, share) = if scenario.prefill { (4, 1.0) } else { (3, 2.0) };
-    let extra = ratio(rounds, with, Some(true)) - ratio(rounds, 2, Some(false));
-    let twin_ms = extra * share * off;
-    let between_ms = (1000.0 * off).min(60_000.0);
-    let twins = twin_ms / between_ms * 100.0;
+    off
+}
+
+/// Some seconds at the default rate: what the engine says that it spent.
+fn steady(engine: &mut Engine, scenario: &Scenario, off: f64, twin_ms: f64) {
+    engine.begin(scenario);
+    engine.steps.audit_at(RATES[2].1);
+    let before = engine.handle.status().audit;
+    let (start, mut steps) = (Instant::now(), 0);
+    let last = ROUNDS_OF_A_LOAD as u32 * RATES.len() as u32 * scenario.steps;
+    while start.elapsed().as_secs_f64() < STEADY_S && (scenario.prefill || steps < last) {
+        if scenario.prefill {
+            engine.submit(scenario.prompt, 1);
+        }
+        engine.turns(1);
+        steps += 1;
+    }
+    let served = start.elapsed().as_secs_f64();
+    let after = engine.handle.status().audit;
+    println!("  counted over {served:.1} s and {steps} steps at the default rate:");
+    let mut all = 0.0;
+    for part in [AuditPart::Pages, AuditPart::Weights, AuditPart::Tables] {
+        let (a, b) = (before.part(part), after.part(part));
+        let seconds = b.time.since(a.time).as_secs_f64();
+        let mut bytes = b.bytes - a.bytes;
+        if part == AuditPart::Pages {
+            bytes += after.closed_bytes - before.closed_bytes;
+        }
+        let share = seconds / served * 100.0;
+        all += share;
+        println!(
+            "    {part}: {share:.3}% of the time, {:.1} MB a second of serving at {:.1} GB/s",
+            bytes as f64 / served / 1e6,
+            bytes as f64 / seconds / 1e9,
+        );
+    }
+    // One in 1,000 steps, or one a minute for the bucket, which takes half a per cent at most.
+    let every_ms = (1000.0 * off).min((200.0 * twin_ms).max(60_000.0));
+    let twins = twin_ms / every_ms * 100.0;
     println!(
-        "  the default: {resting:+.2}% for pages, weights and sweeps, {twins:.2}% for a twin of \
-         {twin_ms:.2} ms every {:.1} s: {:+.2}% in all",
-        between_ms / 1e3,
-        resting + twins
+        "    twin: {twin_ms:.2} ms each, every {:.1} s: {twins:.3}%\n    in all: {:.2}%",
+        every_ms / 1e3,
+        all + twins
     );
 }
 
@@ -221,7 +323,7 @@ fn main() {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     let known = ".cache/lockstep/models/SmolLM2-135M-Instruct.Q4_1.gguf";
     let path = model.unwrap_or_else(|| home().join(known));
-    let rounds = args.iter().find_map(|a| a.parse().ok()).unwrap_or(11);
+    let rounds = args.iter().find_map(|a| a.parse().ok()).unwrap_or(25);
     for scenario in &SCENARIOS {
         let named = args.iter().any(|a| SCENARIOS.iter().any(|s| s.name == a));
         if !named || args.iter().any(|a| a == scenario.name) {

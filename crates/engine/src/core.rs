@@ -1,8 +1,9 @@
-//! The step loop's state and one turn of it: plan, lease, inputs, replay, outcomes, events.
+//! The step loop's state and one turn of it: plan, lease, inputs, replay.
 
 use crate::active::{Active, ActiveMap};
 use crate::audit::Audit;
 use crate::canary::CanaryState;
+use crate::counters::{BucketCounters, EAGER_REASONS, StepCounters};
 use crate::flip::{Spent, Watch};
 use crate::generation::{Bucket, Generation, Io};
 use crate::handle::Command;
@@ -11,12 +12,10 @@ use crate::masks::{Done, Guide, Masks, Verdict};
 use crate::publish::Shared;
 use crate::tap::Tap;
 use crate::yard::Yard;
-use lockstep_device::sample::SampleResult;
 use lockstep_device::{Device, DeviceError, ExecId, Mode};
 use lockstep_flow::status::{EagerReason, Health};
 use lockstep_flow::{
-    Clock, Durations, Event, EventKind, EventSink, Failure, MaskError, Request, RequestId, Token,
-    TokenLogprob, Usage,
+    Clock, Event, EventKind, EventSink, Failure, MaskError, Request, RequestId, Usage,
 };
 use lockstep_pool::{StepLease, StepTables};
 use lockstep_sched::{Batch, Outcome, Scheduler, Update};
@@ -24,62 +23,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-
-/// Counters that the status is filled from.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct StepCounters {
-    /// Steps.
-    pub steps: u64,
-    /// Steps in which every row decoded.
-    pub decode_steps: u64,
-    /// Of those, captured.
-    pub decode_steps_captured: u64,
-    /// Steps with prompt tokens.
-    pub prefill_steps: u64,
-    /// Of those, captured.
-    pub prefill_steps_captured: u64,
-    /// Tokens given to clients or ended with.
-    pub generated_tokens: u64,
-    /// Prompt tokens of admitted requests.
-    pub prompt_tokens: u64,
-    /// Of started ones, cached.
-    pub cached_tokens: u64,
-    /// Steps that the pool refused to sign: its books and the scheduler's disagreed.
-    pub lease_refusals: u64,
-    /// Requests that ended because their client went away or asked to.
-    pub cancelled: u64,
-    /// Requests that ended because their grammar could not be followed further.
-    pub grammar_stopped: u64,
-    /// Flips to a staged generation.
-    pub flips: u64,
-    /// Flips back.
-    pub rollbacks: u64,
-    /// Of those, by the audit.
-    pub rollbacks_by_audit: u64,
-    /// Generations retired.
-    pub retired: u64,
-    /// Canary steps.
-    pub canary_steps: u64,
-    /// Manifests that differed.
-    pub manifest_mismatches: u64,
-    /// How long decode steps took.
-    pub decode_times: Durations,
-    /// How long steps with prompt tokens took.
-    pub prefill_times: Durations,
-}
-
-/// What ran through one bucket.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct BucketCounters {
-    /// Captured steps.
-    pub replays: u64,
-    /// Eager steps.
-    pub eager_steps: u64,
-    /// Live token rows.
-    pub live_rows: u64,
-    /// Padded token rows.
-    pub padded_rows: u64,
-}
 
 /// Everything that the step thread owns.
 pub struct Core {
@@ -110,26 +53,17 @@ pub struct Core {
     pub(crate) tap: Option<Tap>,
     pub(crate) masks: Masks,
     pub(crate) vocab: u32,
-    outcomes: Vec<Outcome>,
-    updates: Vec<Update>,
+    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) updates: Vec<Update>,
     /// First logit row of each sequence row of the step.
-    logit_first: Vec<u32>,
-    gone: Vec<RequestId>,
+    pub(crate) logit_first: Vec<u32>,
+    pub(crate) gone: Vec<RequestId>,
 }
-
-/// Reasons in the order of [`Core::eager_reasons`].
-pub const EAGER_REASONS: [EagerReason; 5] = [
-    EagerReason::AboveGraphMaxBs,
-    EagerReason::PrefillNotCaptured,
-    EagerReason::Quarantined,
-    EagerReason::Audit,
-    EagerReason::Configured,
-];
 
 /// What a turn did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// A step ran.
+    /// A step ran, or the rows of one were found to have to wait.
     Stepped,
     /// There was nothing to do.
     Idle,
@@ -255,6 +189,9 @@ impl Core {
         }
         self.note_gap();
         self.audit_reads(now)?;
+        if self.sched.withdraw_empty_step() {
+            return Ok(Turn::Stepped);
+        }
         let at = self.bucket_of_step();
         let lease = match self.lease(at) {
             Ok(lease) => lease,
@@ -301,7 +238,7 @@ impl Core {
         }
     }
 
-    fn step(&self) -> &Batch {
+    pub(crate) fn step(&self) -> &Batch {
         self.sched.oldest_step().expect("a step is in flight")
     }
 
@@ -360,31 +297,6 @@ impl Core {
         Ok(())
     }
 
-    fn count(&mut self, at: usize, tokens: u32, reason: Option<EagerReason>) {
-        let batch = self.step();
-        let decode = batch.decode_rows as usize == batch.rows.len();
-        let live = batch.live.tokens;
-        self.last_rows = live;
-        let c = &mut self.counters;
-        let captured = u64::from(reason.is_none());
-        c.steps += 1;
-        let (steps, of_those) = if decode {
-            (&mut c.decode_steps, &mut c.decode_steps_captured)
-        } else {
-            (&mut c.prefill_steps, &mut c.prefill_steps_captured)
-        };
-        *steps += 1;
-        *of_those += captured;
-        let b = &mut self.bucket_counters[at];
-        b.replays += captured;
-        b.eager_steps += 1 - captured;
-        b.live_rows += u64::from(live);
-        b.padded_rows += u64::from(tokens - live);
-        if let Some(i) = reason.and_then(|r| EAGER_REASONS.iter().position(|x| *x == r)) {
-            self.eager_reasons[i] += 1;
-        }
-    }
-
     fn show_logits(&mut self, at: usize) {
         let Some(tap) = &mut self.tap else { return };
         let batch = self.sched.oldest_step().expect("a step is in flight");
@@ -415,125 +327,6 @@ impl Core {
     /// How long a step still waits for masks that have just been begun.
     pub fn mask_patience(&self) -> Option<Duration> {
         self.masks.patience(self.clock.now()).map(|left| Duration::from_micros(left.0))
-    }
-
-    /// Reads the sampled tokens and has grammars move past them.
-    fn collect(&mut self, at: usize) {
-        let Bucket { exec, io, .. } = self.generation.buckets[at];
-        let results = inputs::results(self.device.output(exec, io.results));
-        let batch = self.sched.oldest_step().expect("a step is in flight");
-        self.outcomes.clear();
-        let now = self.clock.now();
-        for (i, (row, &first)) in batch.rows.iter().zip(&self.logit_first).enumerate() {
-            if let Some(failure) = self.audit.verdict(i) {
-                self.outcomes.push(Outcome::Failed(failure));
-                continue;
-            }
-            let outcome = match (row.plan.samples, self.active.get_mut(&row.plan.request)) {
-                (true, Some(active)) if self.sched.is_live(row) => {
-                    let last = first + row.plan.logit_rows() - 1;
-                    let outcome = active.take_sample(&results[last as usize]);
-                    if let (Outcome::SampledHeld(token), Some(guide)) =
-                        (&outcome, active.guide.take())
-                    {
-                        self.masks.advance(row.plan.request, guide, *token, now);
-                    }
-                    outcome
-                }
-                _ => Outcome::Computed,
-            };
-            self.outcomes.push(outcome);
-        }
-    }
-
-    /// Turns the scheduler's updates into events. `at` is the bucket of the step whose results the
-    /// updates speak of.
-    pub(crate) fn deliver(&mut self, at: Option<usize>) {
-        let mut updates = core::mem::take(&mut self.updates);
-        loop {
-            updates.extend(self.sched.drain_updates());
-            for update in updates.drain(..) {
-                self.deliver_one(update, at);
-            }
-            // Clients that went away end within this turn; their pages are free after the step.
-            let Some(gone) = self.gone.pop() else { break };
-            let failure = self.active.get_mut(&gone).and_then(Active::failure);
-            self.sched.abort(gone, failure.unwrap_or(Failure::Cancelled));
-        }
-        self.updates = updates;
-    }
-
-    fn deliver_one(&mut self, update: Update, at: Option<usize>) {
-        let request = update.request();
-        let kind = match update {
-            Update::Preempted { .. } => return,
-            Update::Started { cached_tokens, .. } => {
-                self.counters.cached_tokens += u64::from(cached_tokens);
-                EventKind::Started { cached_tokens }
-            }
-            Update::PromptLogits { logit_row, from, rows, .. } => {
-                let at = at.expect("prompt logits come from a completed step");
-                match self.prompt_entries(request, at, logit_row.index(), from, rows) {
-                    Some(entries) => EventKind::Prompt { from: from + 1, entries },
-                    None => return,
-                }
-            }
-            Update::Token { logit_row, token, index, .. } => {
-                self.counters.generated_tokens += 1;
-                let at = at.expect("a token comes from a completed step");
-                let logprob = self.logprob(request, at, logit_row.index(), token);
-                EventKind::Token { token, index, logprob }
-            }
-            Update::Finished { reason, usage, .. } => EventKind::Finished { reason, usage },
-            Update::Failed { failure, usage, .. } => {
-                self.counters.cancelled += u64::from(failure == Failure::Cancelled);
-                EventKind::Failed { failure, usage }
-            }
-        };
-        let last = kind.is_final();
-        let Some(active) = self.active.get_mut(&request) else { return };
-        if !active.emit(request, kind) && !last {
-            self.gone.push(request);
-        }
-        if last {
-            let guide = self.active.remove(&request).and_then(|active| active.guide);
-            match guide {
-                Some(guide) => self.masks.retire(guide),
-                None => self.masks.forget(request),
-            }
-            self.shared.leave(1);
-        }
-    }
-
-    /// Log-probability of the token that logit row `row` sampled, where it was asked for.
-    fn logprob(
-        &self,
-        request: RequestId,
-        at: usize,
-        row: usize,
-        token: Token,
-    ) -> Option<TokenLogprob> {
-        let wanted = self.active.get(&request)?.params.logprobs?;
-        let Bucket { exec, io, .. } = self.generation.buckets[at];
-        let results = inputs::results(self.device.output(exec, io.results));
-        Some(entry(&results[row], token, wanted))
-    }
-
-    fn prompt_entries(
-        &self,
-        request: RequestId,
-        at: usize,
-        row: usize,
-        from: u32,
-        rows: u32,
-    ) -> Option<Vec<TokenLogprob>> {
-        let active = self.active.get(&request)?;
-        let wanted = active.params.logprobs.unwrap_or(0);
-        let Bucket { exec, io, .. } = self.generation.buckets[at];
-        let results = inputs::results(self.device.output(exec, io.results));
-        let targets = active.prompt.get(from as usize + 1..)?;
-        let entries = targets.iter().take(rows as usize).enumerate();
-        Some(entries.map(|(i, &token)| entry(&results[row + i], token, wanted)).collect())
     }
 
     /// Is there nothing live, and no canary step to run?
@@ -573,11 +366,4 @@ pub(crate) fn tables<'a>(
         kv_lens: None,
     };
     (tables, source)
-}
-
-/// A result row as a client sees it.
-fn entry(result: &SampleResult, token: Token, wanted: u32) -> TokenLogprob {
-    let top =
-        (0..wanted as usize).map(|i| (Token(result.top_ids[i]), result.top_logprobs[i])).collect();
-    TokenLogprob { token, logprob: result.logprob, top }
 }

@@ -4,7 +4,7 @@
 //! be Verified before it serves.
 
 use crate::blueprint::Blueprint;
-use crate::core::BucketCounters;
+use crate::counters::BucketCounters;
 use crate::{EngineError, Knobs};
 use lockstep_device::{ArenaId, Device, ExecId, Mode};
 use lockstep_flow::{BucketKey, decode_ladder};

@@ -33,6 +33,10 @@ pub struct Knobs {
     /// How long a digest that was found true counts before its page is compared again where it is
     /// read or swept; a pass over the weights takes twice as long at least. Zero: never.
     pub audit_proof_age: Micros,
+    /// Of the pages that sequences have just taken from the prefix cache, bytes that are compared
+    /// before one step; a row whose pages are more waits for the next steps. 16 MiB are about 1 ms
+    /// of two cores.
+    pub audit_hit_bytes: u64,
     /// Which parts of the audit are on, in the order of [`AuditPart::ALL`]: a drill asks each
     /// alone.
     pub audit_parts: [bool; AuditPart::ALL.len()],
@@ -60,6 +64,7 @@ impl Default for Knobs {
             audit_rate: 1000,
             on_mismatch: OnMismatch::Quarantine,
             audit_proof_age: Micros::from_millis(30_000),
+            audit_hit_bytes: 16 << 20,
             audit_parts: [true; AuditPart::ALL.len()],
             eager: false,
             watch_s: 60,

@@ -1,7 +1,8 @@
 //! Filling the status that operators see, in place and without allocating.
 
 use crate::Knobs;
-use crate::core::{Core, EAGER_REASONS};
+use crate::core::Core;
+use crate::counters::EAGER_REASONS;
 use crate::generation::{Bucket, Generation};
 use lockstep_device::Mode;
 use lockstep_flow::limits::PAGE_TOKENS;

@@ -301,6 +301,57 @@ fn a_flipped_bit_in_a_cached_prefix_page_is_caught_before_it_is_reused() {
     assert_eq!(mismatches(&status), [0, 0, 1, 0]);
 }
 
+/// A long prefix from the cache is compared in slices: its row waits, the stream beside it goes on,
+/// and a bit that flips in the last page meanwhile is still caught before the row reads it.
+#[test]
+fn a_long_cached_prefix_is_compared_in_slices_before_its_row_reads_it() {
+    let probes = [probe(1, 900, 4), probe(2, 20, 60)];
+    let expected = undisturbed(&probes);
+    let armed = Arc::new(AtomicBool::new(false));
+    let of_hook = armed.clone();
+    let hook = move |moment: Moment, device: &mut CpuDevice| {
+        if moment == Moment::Digest && of_hook.swap(false, Ordering::SeqCst) {
+            let (at, mut byte) = (28 * BUFFER_BYTES + 4321, [0]);
+            device.read_state("layers.1.k_pages", at, &mut byte).unwrap();
+            device.write_state("layers.1.k_pages", at, &[byte[0] ^ 2]).unwrap();
+        }
+    };
+    let rig = rig(1 << 20).with(|k| {
+        k.prefix_cache = true;
+        k.audit_proof_age = Micros(1);
+        k.audit_hit_bytes = PAGE_BYTES;
+    });
+    let mut engine = engine(&rig, hook);
+    submit(&engine, 0, &probes[..1]);
+    let status = run(&mut engine);
+    assert_eq!((status.audit.pages_closed, status.audit.waits), (28, 0));
+    let stream = submit(&engine, 1, &probes[1..]);
+    for _ in 0..5 {
+        assert_eq!(engine.steps.turn(), LoopTurn::Stepped);
+    }
+    let before = engine.status().counters;
+    armed.store(true, Ordering::SeqCst);
+    let again = submit(&engine, 2, &probes[..1]);
+    while engine.status().audit.mismatches.is_empty() {
+        assert_eq!(engine.steps.turn(), LoopTurn::Stepped, "the page is compared");
+    }
+    let status = engine.status();
+    assert!(status.audit.waits > 0, "{:?}", status.audit);
+    assert!(status.counters.decode_steps > before.decode_steps, "the stream goes on");
+    assert_eq!(status.counters.prefill_steps, before.prefill_steps, "the row has not run");
+    run(&mut engine);
+    assert_eq!(assert_nothing_corrupt(&stream, &expected[1..], AuditPart::Pages), 0);
+    assert_eq!(assert_nothing_corrupt(&again, &expected[..1], AuditPart::Pages), 0);
+    assert_eq!(mismatches(&engine.status()), [0, 0, 1, 0]);
+    // A row that waits alone has no step run for it meanwhile.
+    let before = engine.status();
+    let alone = submit(&engine, 3, &probes[..1]);
+    let status = run(&mut engine);
+    assert!(status.audit.waits > before.audit.waits);
+    assert_eq!(status.counters.steps, before.counters.steps + 4, "one a token");
+    assert_eq!(assert_nothing_corrupt(&alone, &expected[..1], AuditPart::Pages), 0);
+}
+
 /// A block table entry changes between the pool and the device. The twin would follow it
 /// faithfully; the tables do not, and are put right before the step reads them.
 #[test]

@@ -71,6 +71,8 @@ pub struct AuditPartUse {
     pub audits: u64,
     /// Bytes compared or hashed for them.
     pub bytes: u64,
+    /// Time of the step thread that they took, those while nothing ran included.
+    pub time: Micros,
     /// Checks that found a difference.
     pub mismatches: u64,
 }
@@ -105,6 +107,9 @@ pub struct AuditUse {
     pub pages_covered: u32,
     /// Page groups that failed and that nobody is given while there are others.
     pub pages_set_aside: u32,
+    /// Times that a row waited for a later step because the pages that it had taken from the prefix
+    /// cache were more than one step compares.
+    pub waits: u64,
     /// Times the sweep has been over every covered page.
     pub page_sweeps: u64,
     /// Times the sweep has been over every weight.

@@ -217,6 +217,11 @@ pub const METRICS: &[Metric] = &[
     )
     .by(&["part"]),
     counter("lockstep_audit_bytes", "Bytes compared or hashed by the audit").by(&["part"]),
+    counter("lockstep_audit_seconds", "Time of the step thread that the audit took").by(&["part"]),
+    counter(
+        "lockstep_audit_waits",
+        "Times that a row waited a step for pages of the prefix cache to be compared",
+    ),
     counter(
         "lockstep_audit_mismatches",
         "Checks that found a difference; bucket and layer are empty where there is none",

@@ -79,7 +79,8 @@ impl Head {
         let bytes = e.backend.sample_scratch_bytes(vocab);
         let scratch = e.b.transient("sample_scratch", Axis::R, bytes, Elem::Opaque);
         let bytes = e.backend.sample_results_bytes();
-        let results = e.b.rows("results", BufferKind::Output { fetched: true }, Axis::R, bytes, Elem::Opaque);
+        let results =
+            e.b.rows("results", BufferKind::Output { fetched: true }, Axis::R, bytes, Elem::Opaque);
         e.op(
             "sample",
             OpKind::Sample(Sample {

@@ -63,6 +63,8 @@ pub struct SchedCounters {
     pub discarded_rows: u64,
     /// Rows left out of a step because the pool had no page for them.
     pub stalled_rows: u64,
+    /// Rows taken out of a planned step: what they read is still being compared.
+    pub postponed_rows: u64,
     /// Requests that waited for another one to prefill the prompt they share.
     pub prefix_waits: u64,
 }

@@ -33,6 +33,7 @@ mod entry;
 mod error;
 mod ladder;
 mod plan;
+mod postpone;
 mod scheduler;
 mod swap;
 

@@ -327,7 +327,7 @@ impl Scheduler {
     }
 
     /// A step that is planned and not yet leased goes without this request.
-    fn unplan(&mut self, index: u32) {
+    pub(crate) fn unplan(&mut self, index: u32) {
         if self.planned == self.leased {
             return;
         }

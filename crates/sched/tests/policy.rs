@@ -379,6 +379,53 @@ fn fewer_places_send_the_youngest_back_to_the_queue() {
     assert_eq!(ids(&updates, finished), [1, 2, 3, 4, 5, 6]);
 }
 
+/// What a sequence takes from the prefix cache can be more than is compared before one step: its
+/// row goes out of the step, and it keeps its place, its slot and its pages.
+#[test]
+fn a_row_that_has_not_run_waits_for_a_later_step() {
+    let mut host = Host::new(4, 4, 100, 1);
+    host.submit(&request(1, 70, 10)).unwrap();
+    host.step(|_| Token(1));
+    host.submit(&request(2, 65, 3)).unwrap();
+    host.step(|_| Token(1));
+    let before = *host.sched.counters();
+    host.submit(&request(3, 65, 3)).unwrap();
+    for round in 1..=2 {
+        let batch = host.sched.plan(host.now).unwrap().clone();
+        let row = *batch.rows.iter().find(|r| r.plan.request == RequestId(3)).unwrap();
+        assert_eq!((batch.rows.len(), row.plan.first_position.0), (3, 64), "round {round}");
+        host.sched.postpone(row.plan.slot);
+        let left = host.sched.planned_step().unwrap().clone();
+        assert_eq!((left.rows.len(), left.step), (2, batch.step));
+        assert!(left.bucket.is_decode(), "{}", left.bucket);
+        assert!(!host.sched.withdraw_empty_step());
+        host.lease();
+        host.finish(&[Outcome::Sampled(Token(1)), Outcome::Sampled(Token(1))]);
+    }
+    let after = *host.sched.counters();
+    assert_eq!(after.postponed_rows, 2);
+    assert_eq!(
+        after.prefill_rows + after.decode_rows,
+        before.prefill_rows + before.decode_rows + 4
+    );
+    assert_eq!((after.preemptions, after.recomputed_tokens), (0, 0));
+    let updates = host.run_to_idle(|_| Token(1));
+    assert_eq!(ids(&updates, started), [1, 2, 3]);
+    assert_eq!(ids(&updates, |u| matches!(u, Update::Finished { .. })), [2, 3, 1]);
+
+    // Alone, it leaves no step.
+    host.submit(&request(4, 65, 1)).unwrap();
+    let batch = host.sched.plan(host.now).unwrap().clone();
+    host.sched.postpone(batch.rows[0].plan.slot);
+    assert!(host.sched.withdraw_empty_step());
+    assert!(host.sched.planned_step().is_none() && !host.sched.is_idle());
+    let again = host.sched.plan(host.now).unwrap();
+    assert_eq!((again.step, again.rows.len()), (batch.step, 1));
+    host.lease();
+    host.finish(&[Outcome::Sampled(Token(1))]);
+    assert!(host.sched.is_idle());
+}
+
 /// Canary steps take numbers of steps and leave nothing behind.
 #[test]
 fn a_canary_step_goes_between_two_steps_and_leaves_nothing() {

@@ -266,6 +266,9 @@ fn audit(page: &mut Page<'_>, s: &EngineStatus) -> fmt::Result {
     let part = |p: AuditPart, n: u64| by("part", p.as_str(), n as f64);
     page.put("lockstep_audits", &AuditPart::ALL.map(|p| part(p, a.part(p).audits)))?;
     page.put("lockstep_audit_bytes", &AuditPart::ALL.map(|p| part(p, a.part(p).bytes)))?;
+    let seconds = |p: AuditPart| by("part", p.as_str(), a.part(p).time.as_secs_f64());
+    page.put("lockstep_audit_seconds", &AuditPart::ALL.map(seconds))?;
+    page.put("lockstep_audit_waits", &one(a.waits as f64))?;
     page.put("lockstep_audit_mismatches", &mismatches(s))?;
     page.put("lockstep_audit_pages_closed", &one(a.pages_closed as f64))?;
     page.put("lockstep_audit_pages_covered", &one(a.pages_covered))?;

@@ -2,7 +2,7 @@
 
 use super::trace::Trace;
 use lockstep_device::DeviceError;
-use lockstep_flow::{AuditMismatch, AuditPart, AuditPartUse, BucketKey, PageId};
+use lockstep_flow::{AuditMismatch, AuditPart, AuditPartUse, BucketKey, Micros, PageId};
 use lockstep_pool::PoolError;
 
 /// Evidence that is kept, at most, and kinds of mismatches that are told apart.
@@ -192,6 +192,11 @@ impl Findings {
         let of = &mut self.parts[part as usize];
         of.audits += audits;
         of.bytes += bytes;
+    }
+
+    /// A part has had the step thread for so long.
+    pub fn spent(&mut self, part: AuditPart, time: Micros) {
+        self.parts[part as usize].time.0 += time.0;
     }
 
     /// A check found something.

@@ -68,7 +68,12 @@ impl Audit {
             on_mismatch: knobs.on_mismatch,
             schedule: Schedule::new(rate, buckets.len()),
             twin: Twin::new(&page_buffers, slot_buffers, rows, tokens),
-            pages: Pages::new(age, page_buffers, generation.blueprint.shape.pages as usize),
+            pages: Pages::new(
+                (age, knobs.audit_hit_bytes),
+                page_buffers,
+                generation.blueprint.shape.pages as usize,
+                rows,
+            ),
             weights: Weights::default(),
             findings: Findings::new(),
             verdict: None,
@@ -136,6 +141,7 @@ impl Audit {
         to.parts = self.findings.parts;
         to.pages_closed = self.pages.closed;
         to.closed_bytes = self.pages.closed_bytes;
+        to.waits = self.pages.waits;
         to.page_sweeps = self.pages.sweeps;
         to.weight_sweeps = self.weights.sweeps;
         for (i, from) in self.findings.kinds.iter().enumerate() {

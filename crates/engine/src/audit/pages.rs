@@ -3,7 +3,7 @@
 use super::evidence::{Finding, Seen};
 use super::schedule::Allowance;
 use lockstep_device::{Device, DeviceError, PageBuffer};
-use lockstep_flow::{Micros, PageId};
+use lockstep_flow::{Micros, PageId, SlotId};
 use lockstep_pool::Pool;
 use lockstep_sched::Batch;
 
@@ -26,7 +26,13 @@ pub struct Pages {
     /// A digest found true this long ago is compared again when its page is read, so that a page
     /// that serves is never much longer out of sight. Zero: every page, at every step.
     age: Micros,
+    /// See [`crate::Knobs::audit_hit_bytes`].
+    hit_bytes: u64,
     due: Vec<(u32, Seen)>,
+    /// Rows that wait for the comparison of what they took from the prefix cache, and since when.
+    waiting: Vec<(SlotId, Micros)>,
+    /// Slots of the planned step's rows that are to wait for a later step.
+    pub postponed: Vec<SlotId>,
     batch: Vec<u32>,
     out: Vec<u64>,
     /// Among the table entries of a step's rows, where looking goes on.
@@ -41,6 +47,8 @@ pub struct Pages {
     pub closed_bytes: u64,
     /// Times that the sweep has been over all pages.
     pub sweeps: u64,
+    /// Times that a row was to wait.
+    pub waits: u64,
 }
 
 /// Checks made, bytes hashed, and the pages that failed.
@@ -55,14 +63,23 @@ pub struct Checked {
 }
 
 impl Pages {
-    /// For pages of `buffers`, compared anew after `age`.
-    pub fn new(age: Micros, buffers: Vec<PageBuffer>, pages: usize) -> Pages {
+    /// For `pages` pages of `buffers`, compared anew after `age`, and steps of at most `rows`
+    /// sequences, before which `hit_bytes` are compared of what they take from the prefix cache.
+    pub fn new(
+        (age, hit_bytes): (Micros, u64),
+        buffers: Vec<PageBuffer>,
+        pages: usize,
+        rows: usize,
+    ) -> Pages {
         let words = buffers.len();
-        let pages = if words > 0 { pages } else { 0 };
+        let (pages, rows) = if words > 0 { (pages, rows) } else { (0, 0) };
         Pages {
             page_bytes: buffers.iter().map(|b| b.page_bytes).sum(),
             age,
+            hit_bytes,
             due: Vec::with_capacity(2 * pages),
+            waiting: Vec::with_capacity(rows),
+            postponed: Vec::with_capacity(rows),
             batch: Vec::with_capacity(BATCH),
             out: vec![0; BATCH * words],
             look: 0,
@@ -72,6 +89,7 @@ impl Pages {
             closed: 0,
             closed_bytes: 0,
             sweeps: 0,
+            waits: 0,
             buffers,
         }
     }
@@ -80,7 +98,7 @@ impl Pages {
     pub fn resume(&mut self, before: &Pages) {
         (self.look, self.cursor, self.swept) = (before.look, before.cursor, before.swept);
         (self.closed, self.closed_bytes) = (before.closed, before.closed_bytes);
-        self.sweeps = before.sweeps;
+        (self.sweeps, self.waits) = (before.sweeps, before.waits);
     }
 
     /// Words of a page's digest.
@@ -93,24 +111,54 @@ impl Pages {
         proven.is_some_and(|at| now.since(at) >= self.age)
     }
 
-    /// Notes which pages of those that a planned step is about to read are to be compared.
+    /// Notes which pages of those that a planned step is about to read are to be compared, and
+    /// which of its rows are to wait.
     pub fn note_reads(&mut self, pool: &Pool, batch: &Batch, now: Micros) {
         self.due.clear();
-        for row in &batch.rows {
-            let fresh = pool.is_fresh(row.plan.slot);
-            if fresh || self.age == Micros(0) {
-                let seen = if fresh { Seen::Hit } else { Seen::Read };
-                for &page in pool.block_table(row.plan.slot) {
-                    if self.is_due(pool, page, now) {
-                        self.note(page, seen);
-                    }
-                }
+        self.postponed.clear();
+        if self.age == Micros(0) {
+            self.note_all_reads(pool, batch, now);
+        } else {
+            self.waiting.retain(|(slot, _)| pool.is_fresh(*slot));
+            let mut left = (self.hit_bytes / self.page_bytes.max(1)).max(1) as usize;
+            for row in batch.rows.iter().filter(|r| pool.is_fresh(r.plan.slot)) {
+                self.note_hits(pool, row.plan.slot, now, &mut left);
             }
-        }
-        if self.age > Micros(0) {
             self.look_at_reads(pool, batch, now);
         }
         self.each_once();
+    }
+
+    fn note_all_reads(&mut self, pool: &Pool, batch: &Batch, now: Micros) {
+        for row in &batch.rows {
+            let seen = if pool.is_fresh(row.plan.slot) { Seen::Hit } else { Seen::Read };
+            for &page in pool.block_table(row.plan.slot) {
+                if self.is_due(pool, page, now) {
+                    self.note(page, seen);
+                }
+            }
+        }
+    }
+
+    /// Notes pages of a row that has not run yet, as far as there are some `left` for this step. A
+    /// row that has to wait does so for what was due when it began to: what it waits for ends.
+    fn note_hits(&mut self, pool: &Pool, slot: SlotId, now: Micros, left: &mut usize) {
+        let since = self.waiting.iter().find(|(s, _)| *s == slot).map(|(_, since)| *since);
+        for &page in pool.block_table(slot) {
+            if !self.is_due(pool, page, since.unwrap_or(now)) {
+                continue;
+            }
+            if *left == 0 {
+                if since.is_none() && self.waiting.len() < self.waiting.capacity() {
+                    self.waiting.push((slot, now));
+                }
+                self.postponed.push(slot);
+                self.waits += 1;
+                return;
+            }
+            *left -= 1;
+            self.note(page, Seen::Hit);
+        }
     }
 
     /// Rows that share a prefix name its pages once each; the list has room for every page twice.
@@ -260,5 +308,94 @@ impl Pages {
             }
         }
         self.compare(device, pool, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep_flow::{BucketKey, Position, RequestId, Token};
+    use lockstep_pool::{Logits, PoolConfig, RowPlan, StepTables};
+
+    const PAGES: u32 = 10;
+    const AGE: Micros = Micros::from_millis(30_000);
+
+    /// A pool with ten closed pages of a prefix, and a sequence that has just taken them.
+    fn pool() -> (Pool, SlotId) {
+        let (tokens, seqs) = (32 * PAGES, 2);
+        let config = PoolConfig {
+            id: 0,
+            pages: 2 * PAGES,
+            slots: seqs,
+            pages_per_seq_max: 2 * PAGES - 1,
+            rows_max: seqs,
+            steps_in_flight_max: 1,
+            sub_pools: vec![],
+            slot_snapshots: false,
+        };
+        let stride = config.pages_per_seq_max;
+        let mut pool = Pool::new(config).unwrap();
+        pool.keep_digests(1);
+        let text: Vec<Token> = (0..tokens).map(Token).collect();
+        let request = RequestId(1);
+        let slot = pool.begin(request, 0, &[]).unwrap().slot;
+        pool.extend(slot, request, tokens).unwrap();
+        let plan = RowPlan {
+            request,
+            slot,
+            first_position: Position(0),
+            n_tokens: tokens,
+            logits: Logits::Last,
+            samples: true,
+        };
+        let [mut write_slots, mut positions, mut seq_of_token] =
+            [(); 3].map(|()| vec![0; tokens as usize]);
+        let tables = &mut StepTables {
+            block_tables: &mut vec![0; stride as usize],
+            write_slots: &mut write_slots,
+            positions: &mut positions,
+            seq_of_token: &mut seq_of_token,
+            slots: &mut [0],
+            logit_tokens: &mut [0],
+            logit_slots: &mut [0],
+            first_tokens: None,
+            token_counts: None,
+            kv_lens: None,
+        };
+        let bucket = BucketKey { tokens, seqs: 1, logit_rows: 1 };
+        let lease = pool.lease([plan].into_iter(), bucket, tables).unwrap();
+        pool.complete(lease).unwrap();
+        for page in pool.closed_pages().to_vec() {
+            pool.keep_digest(PageId(page), &[7], Micros(1));
+        }
+        pool.publish(slot, request, &text, None).unwrap();
+        pool.release(slot, request).unwrap();
+        let begun = pool.begin(RequestId(2), 0, &text).unwrap();
+        assert_eq!(begun.cached_tokens, tokens);
+        (pool, begun.slot)
+    }
+
+    /// What was due for a row when it began to wait is compared three pages a step, however long
+    /// the steps take, and then the row runs.
+    #[test]
+    fn a_long_prefix_is_compared_in_slices_that_end() {
+        for step in [Micros::from_millis(5), Micros(2 * AGE.0)] {
+            let (mut pool, slot) = pool();
+            let buffer = PageBuffer { name: "k_pages".into(), page_bytes: 5 << 20 };
+            let mut pages = Pages::new((AGE, 16 << 20), vec![buffer], 2 * PAGES as usize, 2);
+            let (mut now, mut slices) = (Micros(2 * AGE.0), Vec::new());
+            while slices.is_empty() || !pages.postponed.is_empty() {
+                assert!(slices.len() < 10, "{slices:?}");
+                (pages.due, pages.postponed) = (Vec::with_capacity(20), Vec::new());
+                pages.note_hits(&pool, slot, now, &mut (16 / 5));
+                slices.push(pages.due.len());
+                now = Micros(now.0 + step.0);
+                for (page, seen) in &pages.due {
+                    assert_eq!(*seen, Seen::Hit);
+                    pool.prove_page(PageId(*page), now);
+                }
+            }
+            assert_eq!((slices, pages.waits), (vec![3, 3, 3, 1], 3));
+        }
     }
 }

@@ -14,7 +14,8 @@ use lockstep_pool::StepLease;
 
 impl Core {
     /// Compares pages that the planned step is about to read. A page that fails is condemned, and
-    /// the step goes without its readers. Call it while no step is in flight.
+    /// the step goes without its readers; it also goes without rows that have to wait for the
+    /// comparison of a long prefix, and there may be none then. Call it while no step is in flight.
     ///
     /// # Errors
     /// The device has failed; every live request has been told.
@@ -23,10 +24,21 @@ impl Core {
             return Ok(());
         }
         let Some(batch) = self.sched.planned_step() else { return Ok(()) };
+        let began = self.clock.now();
         self.audit.pages.note_reads(self.sched.pool(), batch, now);
         let pool = self.sched.pool_mut();
         let checked = self.audit.pages.compare(self.device.as_mut(), pool, now);
-        self.pages_checked(checked)
+        self.audit_spent(AuditPart::Pages, began);
+        self.pages_checked(checked)?;
+        for i in 0..self.audit.pages.postponed.len() {
+            self.sched.postpone(self.audit.pages.postponed[i]);
+        }
+        Ok(())
+    }
+
+    /// The time since `began` was a part's.
+    fn audit_spent(&mut self, part: AuditPart, began: Micros) {
+        self.audit.findings.spent(part, self.clock.now().since(began));
     }
 
     /// Runs the step, with the audit around it where it was chosen.
@@ -57,6 +69,7 @@ impl Core {
     /// Compares the step's tables with what its lease stands for. One that differs is put right,
     /// and its bucket leaves service; from then on its tables are compared at every step.
     fn audit_tables(&mut self, at: usize, lease: &StepLease) {
+        let began = self.clock.now();
         let bucket = &mut self.generation.buckets[at];
         let (mut step_tables, _) = tables(self.device.as_mut(), bucket.exec, &bucket.io);
         let bytes = step_tables.bytes();
@@ -69,6 +82,7 @@ impl Core {
             let step = Some((lease.generation(), bucket.key));
             self.mismatch(Evidence { step, finding: Finding::Table(e) });
         }
+        self.audit_spent(AuditPart::Tables, began);
     }
 
     fn run_beside_twin(
@@ -81,14 +95,19 @@ impl Core {
         let bucket = self.generation.buckets[at].clone();
         let batch = self.sched.oldest_step().expect("a step is in flight");
         let step = Step { bucket: &bucket, twin, batch, lease };
+        let began = self.clock.now();
         self.audit.twin.prepare(self.device.as_mut(), &step, self.sched.pool())?;
+        let prepared = self.clock.now();
         self.run(at, lease)?;
+        let ran = self.clock.now();
         let batch = self.sched.oldest_step().expect("a step is in flight");
         let step = Step { bucket: &bucket, twin, batch, lease };
         let point = self.audit.twin.compare(self.device.as_mut(), &step)?;
         let compared = self.audit.twin.compared;
         self.audit.findings.checked(AuditPart::Twin, 1, compared);
-        self.audit.schedule.audited(at, now, point.is_some());
+        let cost = Micros(prepared.since(began).0 + self.clock.now().since(ran).0);
+        self.audit.findings.spent(AuditPart::Twin, cost);
+        self.audit.schedule.audited(at, now, cost, point.is_some());
         if let Some(point) = point {
             let trace = first_op(self.device.as_mut(), &step, &self.audit.twin);
             let requests = self.audit.twin.suspect_rows();
@@ -111,8 +130,10 @@ impl Core {
             return Ok(());
         }
         if self.audit.is_on(AuditPart::Pages) {
+            let began = self.clock.now();
             let pool = self.sched.pool_mut();
             let checked = self.audit.pages.take_closed(self.device.as_mut(), pool, now);
+            self.audit_spent(AuditPart::Pages, began);
             self.pages_checked(checked)?;
         }
         self.audit_sweep(false, now)
@@ -146,14 +167,18 @@ impl Core {
 
     fn audit_sweep(&mut self, idle: bool, now: Micros) -> Result<(), DeviceError> {
         if self.audit.is_on(AuditPart::Pages) {
+            let began = self.clock.now();
             let pool = self.sched.pool_mut();
             let checked = self.audit.pages.sweep(self.device.as_mut(), pool, idle, now);
+            self.audit_spent(AuditPart::Pages, began);
             self.pages_checked(checked)?;
         }
         if !self.audit.is_on(AuditPart::Weights) {
             return Ok(());
         }
+        let began = self.clock.now();
         let swept = self.audit.weights.sweep(self.device.as_mut(), idle, now);
+        self.audit_spent(AuditPart::Weights, began);
         let (audits, bytes, finding) = swept.map_err(|e| self.device_failed(e))?;
         self.audit.findings.checked(AuditPart::Weights, audits, bytes);
         if let Some(finding) = finding {

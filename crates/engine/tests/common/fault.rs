@@ -38,23 +38,22 @@ pub struct FaultDevice {
     pub hook: Hook,
     /// Every buffer of an executable whose bytes were read from outside its steps.
     pub looks: Looks,
-    /// Of the plans captured so far.
-    kinds: BTreeMap<String, BufferKind>,
     tables: u32,
 }
 
 impl FaultDevice {
     pub fn new(before_step: BeforeStep) -> FaultDevice {
         let inner = CpuDevice::new(2, "auto").unwrap();
-        let (looks, kinds) = (Looks::default(), BTreeMap::new());
-        FaultDevice { inner, before_step, hook: Box::new(|_, _| {}), looks, kinds, tables: 0 }
+        let looks = Looks::default();
+        FaultDevice { inner, before_step, hook: Box::new(|_, _| {}), looks, tables: 0 }
     }
 
     fn look(&self, exec: ExecId, buffer: BufferId) {
-        let name = &self.inner.manifest(exec).bound[buffer.index()].name;
+        let proven = self.inner.plan_of(exec);
+        let buffer = proven.plan().buffer(buffer);
         let mut looks = self.looks.lock().unwrap();
-        if !looks.contains_key(name) {
-            looks.insert(name.clone(), self.kinds[name]);
+        if !looks.contains_key(&buffer.name) {
+            looks.insert(buffer.name.clone(), buffer.kind);
         }
     }
 
@@ -86,7 +85,6 @@ impl Device for FaultDevice {
     }
 
     fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        self.kinds.extend(plan.plan().buffers.iter().map(|b| (b.name.clone(), b.kind)));
         self.inner.capture(plan, arena)
     }
 
