@@ -109,6 +109,9 @@ pub struct ServeArgs {
     /// Log and report as JSON lines
     #[arg(long)]
     pub json: bool,
+    /// What a lab build does wrong on purpose.
+    #[command(flatten)]
+    pub lab: crate::lab::LabArgs,
     /// Every knob that was given.
     #[command(flatten)]
     pub knobs: KnobFlags,

@@ -1,11 +1,12 @@
 //! From a model's files to something that can be served: the one place where the rooms meet.
 
 use crate::exit::{Exit, Failure};
+use crate::lab::Lab;
 use crate::resolve::ModelFiles;
 use crate::{knob_fault, memory};
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_device::Device;
-use lockstep_engine::{EngineParts, Knobs, Late, Started};
+use lockstep_engine::{Draft, EngineParts, Knobs, Late, Started};
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_flow::{OnMismatch, Settings};
 use lockstep_model::{Model, SubPool};
@@ -83,16 +84,16 @@ fn open_checkpoint(settings: &Settings, files: &ModelFiles) -> Result<Checkpoint
 
 /// Builds everything that `serve` needs. Tokenizer and digest are made while the engine packs the
 /// weights and proves its plans: start-up takes as long as the longer of the two.
-pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> {
+pub fn build(settings: &Settings, files: &ModelFiles, lab: &Lab) -> Result<Built, Failure> {
     let checkpoint = Arc::new(open_checkpoint(settings, files)?);
-    let device = crate::device::open(settings)?;
+    let device = lab.open(settings)?;
     let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
     warn_of_memory(settings, &model)?;
     let mut text = None;
     let started = std::thread::scope(|scope| {
         let opening = scope.spawn(|| open_text(&checkpoint));
         let digest = scope.spawn(|| checkpoint.digest(1).to_string());
-        start(settings, device, model, || {
+        start(settings, device, (model, lab.draft()), || {
             let opened = join(opening);
             let eos = opened.as_ref().ok().map(|t| t.eos_tokens().to_vec());
             text = Some(opened);
@@ -101,7 +102,7 @@ pub fn build(settings: &Settings, files: &ModelFiles) -> Result<Built, Failure> 
     });
     // A text room that does not open is the reason for a start that was given up.
     let text = text.transpose()?;
-    let engine: Arc<dyn Engine> = Arc::new(started?.handle);
+    let engine = lab.attend(Arc::new(started?.handle));
     let text = Arc::new(text.expect("an engine starts after its text room has opened"));
     warn_of_template(&text);
     Ok(Built { engine, text })
@@ -147,7 +148,7 @@ fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 fn start(
     settings: &Settings,
     (device, device_facts): (Box<dyn Device>, DeviceFacts),
-    model: Model,
+    (model, draft): (Model, Option<Arc<dyn Draft>>),
     late: impl FnOnce() -> Option<Late>,
 ) -> Result<Started, Failure> {
     let bar = progress_bar(model.checkpoint_bytes());
@@ -160,6 +161,7 @@ fn start(
         device_facts,
         progress: &mut |done, _| bar.set_position(done),
         tap: None,
+        draft,
     };
     let failed = |e| knob_fault::of_engine(settings, e);
     let started = lockstep_engine::start_with(parts, late).map_err(failed);

@@ -10,7 +10,7 @@ use lockstep_plan::Backend;
 pub fn open(settings: &Settings) -> Result<(Box<dyn Device>, DeviceFacts), Failure> {
     match settings.text("device.kind") {
         "cuda" => cuda(),
-        _ => cpu(settings),
+        _ => cpu(settings).map(|(device, facts)| (Box::new(device) as Box<dyn Device>, facts)),
     }
 }
 
@@ -22,7 +22,8 @@ pub fn backend(settings: &Settings) -> Result<Box<dyn Backend>, Failure> {
     }
 }
 
-fn cpu(settings: &Settings) -> Result<(Box<dyn Device>, DeviceFacts), Failure> {
+/// The CPU, whatever the settings ask for.
+pub fn cpu(settings: &Settings) -> Result<(CpuDevice, DeviceFacts), Failure> {
     let threads = u32::try_from(settings.number("device.threads")).unwrap_or(u32::MAX);
     let device = CpuDevice::new(threads, settings.text("device.isa"))
         .map_err(|e| crate::knob_fault::of_device(settings, &e))?;
@@ -32,7 +33,7 @@ fn cpu(settings: &Settings) -> Result<(Box<dyn Device>, DeviceFacts), Failure> {
         threads: device.threads(),
         arena_bytes: 0,
     };
-    Ok((Box::new(device), facts))
+    Ok((device, facts))
 }
 
 #[cfg(feature = "cuda")]

@@ -8,6 +8,8 @@ mod drill;
 mod exit;
 mod http;
 mod knob_fault;
+#[cfg_attr(not(feature = "lab"), path = "no_lab.rs")]
+mod lab;
 mod memory;
 mod out;
 mod plan;
@@ -50,9 +52,12 @@ fn main() -> ExitCode {
 fn version(args: &VersionArgs) -> Result<Exit, Failure> {
     let version = env!("CARGO_PKG_VERSION");
     if args.json {
-        out::line(json!({"name": "lockstep", "version": version}));
+        out::line(json!({"name": "lockstep", "version": version, "lab": lab::BUILT}));
     } else {
-        out::line(format_args!("lockstep {version}"));
+        out::line(format_args!(
+            "lockstep {version}{}",
+            if lab::BUILT { " (lab build)" } else { "" }
+        ));
     }
     Ok(Exit::Done)
 }

@@ -3,6 +3,7 @@
 use crate::args::ServeArgs;
 use crate::build::{self, Built};
 use crate::exit::{Exit, Failure, INTERRUPTED};
+use crate::lab::Lab;
 use crate::resolve::ModelFiles;
 use crate::{resolve, settings, store};
 use lockstep_flow::{EngineStatus, Settings};
@@ -65,7 +66,8 @@ fn raise_descriptor_limit(wanted: u64) {
 pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     start_log(args.json);
     let begun = Instant::now();
-    let loaded = settings::load(args.config.as_deref(), std::env::vars_os(), &args.knobs)?;
+    let Some((lab, knobs)) = Lab::of(&args.lab, &args.knobs)? else { return Ok(Exit::Done) };
+    let loaded = settings::load(args.config.as_deref(), std::env::vars_os(), &knobs)?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -80,13 +82,14 @@ pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let files = resolve::model(&settings, store)?;
     let loading = Arc::new(AtomicBool::new(true));
     let stopped = runtime.block_on(async { signals(Arc::clone(&loading)) })?;
-    let built = build::build(&settings, &files)?;
+    let built = build::build(&settings, &files, &lab)?;
     loading.store(false, Ordering::SeqCst);
     let config = ServeConfig {
         aliases: files.aliases.clone(),
         launch_command: Some(launch_command(&files)),
         settings,
     };
+    lab.begin();
     ready(args.json, bound.address(), &built, &config, begun);
     let drained = runtime.block_on(async {
         let Built { engine, text } = built;
@@ -170,6 +173,7 @@ fn ready(json: bool, at: SocketAddr, built: &Built, config: &ServeConfig, begun:
             "model": name,
             "capacity_tokens": s.capacity_tokens(),
             "seconds": seconds,
+            "lab": s.lab.as_ref().map(|lab| &lab.drill),
         });
         announce(&report.to_string());
     } else {

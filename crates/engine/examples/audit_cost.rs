@@ -86,6 +86,7 @@ impl Engine {
             device_facts: Default::default(),
             progress: &mut |_, _| {},
             tap: None,
+            draft: None,
         };
         let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
         Engine { handle: started.handle, steps, next: 0 }

@@ -4,7 +4,8 @@ use crate::audit::Audit;
 use crate::blueprint::Blueprint;
 use crate::canary::CANARY_SEQS_MAX;
 use crate::core::Core;
-use crate::generation::{Generation, capture_all, ladder, prove_all};
+use crate::draft::{Draft, Packed};
+use crate::generation::{Generation, capture_all, ladder, prove_drafts};
 use crate::handle::Handle;
 use crate::publish::Shared;
 use crate::status;
@@ -41,6 +42,8 @@ pub struct EngineParts<'a> {
     pub progress: &'a mut dyn FnMut(u64, u64),
     /// Sees every row of logits; costs nothing where there is none.
     pub tap: Option<Box<dyn LogitTap>>,
+    /// Makes of the model's plans what is to be proven; without one, they are packed as they are.
+    pub draft: Option<Arc<dyn Draft>>,
 }
 
 /// Sizes that were chosen at start, for people.
@@ -112,10 +115,12 @@ fn assemble_with(
     let sub_pools = model.sub_pools(backend.as_ref(), &shape)?;
     let page_bytes: u64 = sub_pools.iter().map(SubPool::page_bytes).sum();
     let keys = ladder(&knobs);
+    let draft = parts.draft.unwrap_or_else(|| Arc::new(Packed));
 
     // Plans need sizes only, so they are proven while the weights are packed.
     let proven = std::thread::scope(|scope| {
-        let proving = scope.spawn(|| prove_all(&model, backend.as_ref(), &shape, &keys));
+        let proving = scope
+            .spawn(|| prove_drafts(&model, backend.as_ref(), &shape, &keys, (draft.as_ref(), 1)));
         load_weights(device.as_mut(), &model, &shape, parts.progress)?;
         proving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
@@ -149,7 +154,7 @@ fn assemble_with(
     let tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
     let (workshop, live) = (device.workshop(), Mutex::new(generation.blueprint.clone()));
     let start = knobs.clone();
-    let yard = Arc::new(Yard { model, backend, workshop, start, live, clock, shared });
+    let yard = Arc::new(Yard { model, backend, workshop, draft, start, live, clock, shared });
     let (sender, commands) = mpsc::channel();
     let how = (knobs.eager, audit);
     let mut core = Core::new(device, sched, generation, yard.clone(), how, sender.clone());

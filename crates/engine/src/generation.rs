@@ -5,13 +5,13 @@
 
 use crate::blueprint::Blueprint;
 use crate::counters::BucketCounters;
+use crate::draft::{Draft, Packed};
 use crate::{EngineError, Knobs};
 use lockstep_device::{ArenaId, Device, ExecId, Mode};
 use lockstep_flow::{BucketKey, decode_ladder};
 use lockstep_model::{Model, PlanShape};
 use lockstep_plan::{
-    Arenas, Backend, BufferId, InOutBytes, LIVE_COUNTS, Proven, StepPlan, pack_beside, prove,
-    prove_any_order,
+    Arenas, Backend, BufferId, InOutBytes, LIVE_COUNTS, Proven, StepPlan, prove, prove_any_order,
 };
 use std::sync::Arc;
 
@@ -197,11 +197,25 @@ fn prefill_ladder(chunk: u32, seqs: u32) -> Vec<u32> {
 }
 
 /// Builds, packs and proves the plans of all buckets. Needs sizes only, no device memory.
+///
+/// # Errors
+/// What the prover refuses, with every hazard.
 pub fn prove_all(
     model: &Model,
     backend: &dyn Backend,
     shape: &PlanShape,
     keys: &[(BucketKey, Mode)],
+) -> Result<Vec<ProvenBucket>, EngineError> {
+    prove_drafts(model, backend, shape, keys, (&Packed, 1))
+}
+
+/// As [`prove_all`], with the plans of a numbered generation as `draft` makes them.
+pub fn prove_drafts(
+    model: &Model,
+    backend: &dyn Backend,
+    shape: &PlanShape,
+    keys: &[(BucketKey, Mode)],
+    (draft, number): (&dyn Draft, u64),
 ) -> Result<Vec<ProvenBucket>, EngineError> {
     let plan = |&(key, mode)| Ok((mode, model.plan(backend, shape, key)?));
     let plans = keys.iter().map(plan).collect::<Result<Vec<_>, EngineError>>()?;
@@ -211,7 +225,7 @@ pub fn prove_all(
         .into_iter()
         .map(|(mode, plan)| {
             let key = plan.bucket;
-            let packing = pack_beside(&plan, room);
+            let (plan, packing) = draft.draft(number, plan, room);
             let proven = prove(plan, packing)
                 .map_err(|hazards| EngineError::Refused { bucket: key, hazards })?;
             Ok(ProvenBucket { key, mode, proven: Arc::new(proven) })

@@ -16,6 +16,7 @@ mod canary_run;
 mod clock;
 mod core;
 mod counters;
+mod draft;
 mod engine;
 mod error;
 mod flip;
@@ -33,6 +34,7 @@ mod yard;
 
 pub use blueprint::Blueprint;
 pub use clock::RealClock;
+pub use draft::{Draft, Packed};
 pub use engine::{EngineParts, Late, Started, assemble, plan_shape, start, start_with};
 pub use error::EngineError;
 pub use generation::{Bucket, Generation, Io, ProvenBucket, capture_all, ladder, prove_all};

@@ -8,7 +8,8 @@ use crate::EngineError;
 use crate::Knobs;
 use crate::blueprint::Blueprint;
 use crate::canary::{Canary, CanaryAnswer};
-use crate::generation::{ladder, prove_all};
+use crate::draft::Draft;
+use crate::generation::{ladder, prove_drafts};
 use crate::handle::Command;
 use crate::knobs::KnobChange;
 use crate::publish::Shared;
@@ -40,6 +41,8 @@ pub struct Yard {
     pub backend: Arc<dyn Backend + Send + Sync>,
     /// The side of the device that makes arenas.
     pub workshop: Arc<dyn Workshop>,
+    /// Makes of the model's plans what is to be proven.
+    pub draft: Arc<dyn Draft>,
     /// The knobs that the engine began with.
     pub start: Knobs,
     /// The live generation, as of the last flip.
@@ -230,7 +233,13 @@ impl Yard {
         let live = self.live();
         let shape = PlanShape { lanes: knobs.lanes, ..live.shape };
         let keys = ladder(&knobs);
-        let proven = prove_all(&self.model, self.backend.as_ref(), &shape, &keys)?;
+        let proven = prove_drafts(
+            &self.model,
+            self.backend.as_ref(),
+            &shape,
+            &keys,
+            (self.draft.as_ref(), number),
+        )?;
         let blueprint = Blueprint::new(number, knobs, shape, proven, &live.digests.weights);
         let differs = |what| {
             let why = format!(

@@ -27,6 +27,8 @@ impl Level {
 /// What can be raised.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AlarmKind {
+    /// The process does something wrong on purpose.
+    LabFault,
     /// The engine has stopped.
     EngineFailed,
     /// Sequences run, and no step ends.
@@ -59,7 +61,8 @@ pub enum AlarmKind {
 
 impl AlarmKind {
     /// Every kind, most urgent first.
-    pub const ALL: [AlarmKind; 14] = [
+    pub const ALL: [AlarmKind; 15] = [
+        AlarmKind::LabFault,
         AlarmKind::EngineFailed,
         AlarmKind::Stalled,
         AlarmKind::AuditMismatch,
@@ -79,6 +82,7 @@ impl AlarmKind {
     /// Its name in metrics, logs and documentation.
     pub const fn id(self) -> &'static str {
         match self {
+            AlarmKind::LabFault => "lab_fault",
             AlarmKind::EngineFailed => "engine_failed",
             AlarmKind::Stalled => "stalled",
             AlarmKind::AuditMismatch => "audit_mismatch",
@@ -99,7 +103,8 @@ impl AlarmKind {
     /// How soon it wants a person.
     pub const fn level(self) -> Level {
         match self {
-            AlarmKind::EngineFailed
+            AlarmKind::LabFault
+            | AlarmKind::EngineFailed
             | AlarmKind::Stalled
             | AlarmKind::AuditMismatch
             | AlarmKind::ManifestMismatch
@@ -119,6 +124,9 @@ impl AlarmKind {
     /// What it means.
     pub const fn meaning(self) -> &'static str {
         match self {
+            AlarmKind::LabFault => {
+                "A lab build does something wrong on purpose: its answers are not to be trusted."
+            }
             AlarmKind::EngineFailed => {
                 "The step loop has stopped for good; every request ended with an error."
             }
@@ -166,6 +174,7 @@ impl AlarmKind {
     /// What to do.
     pub const fn action(self) -> &'static str {
         match self {
+            AlarmKind::LabFault => "Serve with a build without the feature `lab`.",
             AlarmKind::EngineFailed => {
                 "Keep the log (it names the cause), restart the server, and report the cause."
             }
@@ -268,6 +277,12 @@ fn words(kind: AlarmKind, s: &EngineStatus, before: &Sample) -> Option<String> {
     let (c, b, now) = (&s.counters, &before.counters, Sample::of(s));
     let grew = |now: u64, then: u64| Some(now.saturating_sub(then)).filter(|n| *n > 0);
     match kind {
+        AlarmKind::LabFault => s.lab.as_ref().map(|lab| {
+            format!(
+                "{} in {} steps of a million: {} hit so far",
+                lab.drill, lab.per_million, lab.strikes
+            )
+        }),
         AlarmKind::EngineFailed => match &s.health {
             Health::Failed { why } => Some(why.clone()),
             _ => None,
@@ -329,7 +344,7 @@ fn words(kind: AlarmKind, s: &EngineStatus, before: &Sample) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{BucketUse, SubPoolUse};
+    use crate::status::{BucketUse, LabFault, SubPoolUse};
     use crate::{BucketKey, GenerationReport};
 
     fn well() -> EngineStatus {
@@ -373,7 +388,11 @@ mod tests {
     #[test]
     fn each_alarm_is_raised_by_its_own_cause_alone() {
         type Cause = fn(&mut EngineStatus);
-        let causes: [(AlarmKind, Cause); 14] = [
+        let causes: [(AlarmKind, Cause); 15] = [
+            (AlarmKind::LabFault, |s| {
+                let drill = "page-bit-flip".into();
+                s.lab = Some(LabFault { drill, per_million: 10, strikes: 0, replays: 0 });
+            }),
             (AlarmKind::EngineFailed, |s| s.health = Health::Failed { why: "no memory".into() }),
             (AlarmKind::Stalled, |s| s.counters.steps = 0),
             (AlarmKind::AuditMismatch, |s| s.audit.parts[1].mismatches = 1),

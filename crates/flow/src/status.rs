@@ -250,6 +250,19 @@ pub struct Counters {
     pub manifest_mismatches: u64,
 }
 
+/// What a process does wrong on purpose. Only a build with the feature `lab` of the binary has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LabFault {
+    /// The drill's name.
+    pub drill: String,
+    /// Steps in a million that it is meant to hit.
+    pub per_million: u32,
+    /// Steps that it has hit. Where a step has nothing that the fault could hit, it is left alone.
+    pub strikes: u64,
+    /// Steps of captured buckets so far, canary steps included.
+    pub replays: u64,
+}
+
 /// A snapshot of the engine. Taken without stopping the step loop; its parts may be one step apart.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct EngineStatus {
@@ -293,6 +306,8 @@ pub struct EngineStatus {
     pub decode_step_times: Durations,
     /// The same of steps with prompt tokens.
     pub prefill_step_times: Durations,
+    /// What is done wrong on purpose, in a lab build.
+    pub lab: Option<LabFault>,
 }
 
 impl EngineStatus {

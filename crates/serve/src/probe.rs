@@ -3,6 +3,7 @@
 use crate::app::Shared;
 use crate::error::ApiError;
 use crate::run::{Planned, Run};
+use crate::state;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -22,7 +23,11 @@ const LOOK: Duration = Duration::from_millis(100);
 pub async fn health(State(app): State<Shared>) -> Response {
     let status = app.status();
     if status.health.is_serving() {
-        Json(json!({"status": "serving"})).into_response()
+        let mut body = json!({"status": "serving"});
+        if status.lab.is_some() {
+            body["lab"] = state::lab(&status);
+        }
+        Json(body).into_response()
     } else {
         ApiError::Unhealthy { what: status.health.to_string() }.into_response()
     }

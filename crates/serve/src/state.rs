@@ -28,6 +28,7 @@ pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
         s.eager_steps.iter().map(|(r, n)| (r.as_str().into(), json!(n))).collect();
     json!({
         "health": s.health.to_string(),
+        "lab": lab(s),
         "uptime_s": s.uptime.as_secs_f64(),
         "model": model(s),
         "device": {
@@ -58,6 +59,18 @@ pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
         },
         "audit": audit(&s.audit),
         "counters": counters(s),
+    })
+}
+
+/// What a lab build does wrong on purpose; null in any other.
+pub fn lab(s: &EngineStatus) -> Value {
+    s.lab.as_ref().map_or(Value::Null, |lab| {
+        json!({
+            "drill": lab.drill,
+            "per_million": lab.per_million,
+            "strikes": lab.strikes,
+            "replays": lab.replays,
+        })
     })
 }
 

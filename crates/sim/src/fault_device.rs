@@ -4,7 +4,7 @@ use crate::hits;
 use crate::rng::Rng;
 use crate::spread::spread;
 use crate::step::Step;
-use crate::strike::{Sabotage, Strike, StrikeLog};
+use crate::strike::{EVERY_STEP, Sabotage, Strike, StrikeLog};
 use lockstep_device::lab::{LabDevice, Raw};
 use lockstep_device::{
     ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
@@ -43,6 +43,12 @@ pub struct FaultDevice {
     /// Results of the replay before, where the host is to see those.
     stale: Option<(BufferId, Vec<u8>)>,
     pairs: bool,
+    /// True where replays leave the lanes alone while nothing is to be struck.
+    sparse: bool,
+    /// Which steps are to be hit.
+    draws: Rng,
+    /// The step that the host has written last is one of them.
+    drawn: bool,
 }
 
 /// A plan on several lanes with its clean and its faulty form.
@@ -61,6 +67,7 @@ impl FaultDevice {
     /// Breaks `device` as `sabotage` says; without one, it is the clean twin.
     pub fn new(device: CpuDevice, sabotage: Option<Sabotage>) -> FaultDevice {
         let lanes = matches!(&sabotage, Some(s) if matches!(s.strike, Strike::Plan(_)));
+        let draws = Rng::new(sabotage.as_ref().map_or(0, |s| s.seed.rotate_left(17)));
         FaultDevice {
             lab: LabDevice::new(device),
             sabotage,
@@ -72,6 +79,9 @@ impl FaultDevice {
             memory: hits::Memory::default(),
             stale: None,
             pairs: false,
+            sparse: false,
+            draws,
+            drawn: true,
         }
     }
 
@@ -79,6 +89,13 @@ impl FaultDevice {
     /// sabotage or not.
     pub fn on_lanes(mut self) -> FaultDevice {
         self.lanes = true;
+        self
+    }
+
+    /// Replays as it was captured wherever nothing is to be struck: for a server, whose undisturbed
+    /// steps are to be as fast as ever.
+    pub fn sparse(mut self) -> FaultDevice {
+        self.sparse = true;
         self
     }
 
@@ -109,7 +126,13 @@ impl FaultDevice {
     fn due(&self, replay: u64) -> Option<Strike> {
         let s = self.sabotage.as_ref()?;
         let due = replay >= s.first && self.log.strikes() < s.times;
-        due.then(|| s.strike.clone())
+        (due && self.drawn && !self.log.is_resting()).then(|| s.strike.clone())
+    }
+
+    /// Decides whether the step that the host is writing is to be hit.
+    fn draw(&mut self) {
+        let often = self.sabotage.as_ref().map_or(EVERY_STEP, |s| s.per_million);
+        self.drawn = self.draws.below(u64::from(EVERY_STEP)) < u64::from(often);
     }
 
     /// Captures the plan of an executable on several lanes, the first time that it is replayed.
@@ -334,6 +357,7 @@ impl Device for FaultDevice {
     fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
         if self.lab.plan(exec).buffer(input).name == LIVE_COUNTS {
             self.memory.host_is_due = true;
+            self.draw();
         }
         self.lab.device_mut().input_mut(exec, input)
     }
@@ -359,9 +383,9 @@ impl Device for FaultDevice {
         let replay = self.log.replay();
         let strike = self.due(replay);
         self.stale = None;
-        let result = if self.lanes {
+        let plan = matches!(strike, Some(Strike::Plan(_)));
+        let result = if self.lanes && (plan || !self.sparse) {
             self.variant(exec)?;
-            let plan = matches!(strike, Some(Strike::Plan(_)));
             self.replay_on_lanes(exec, lease, replay, plan)
         } else if let Some(strike) = strike {
             self.replay_struck(exec, lease, replay, &strike)
@@ -377,7 +401,8 @@ impl Device for FaultDevice {
             self.host_strikes(exec);
         }
         let strike = self.sabotage.as_ref().map(|s| s.strike.clone());
-        let struck = strike == Some(Strike::RowNotWrittenByKernel) && self.log.strikes() > 0;
+        let by_kernel = strike == Some(Strike::RowNotWrittenByKernel) && self.log.strikes() > 0;
+        let struck = by_kernel && self.drawn && !self.log.is_resting();
         if !struck {
             return self.lab.device_mut().eager(exec, lease);
         }

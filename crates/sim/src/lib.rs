@@ -5,7 +5,8 @@
 //! that there is an order to get wrong.
 //!
 //! This is the only room that may open the device's laboratory. Absent: a copy of production
-//! logic, a verdict that was not measured, and any way for a server to come here.
+//! logic, a verdict that was not measured, and any way for a server to come here, but in a build of
+//! the binary with its feature `lab`.
 #![forbid(unsafe_code)]
 
 pub mod books;
@@ -23,4 +24,4 @@ pub use fault_device::FaultDevice;
 pub use rng::Rng;
 pub use scene::{Finding, Outcome, Scene, SceneError, tiny_model};
 pub use spread::spread;
-pub use strike::{Sabotage, Strike, StrikeLog};
+pub use strike::{EVERY_STEP, Sabotage, Strike, StrikeLog};

@@ -197,6 +197,7 @@ impl Scene {
             device_facts: Default::default(),
             progress: &mut |_, _| {},
             tap: None,
+            draft: None,
         };
         let (started, steps) = assemble(parts).map_err(SceneError::Engine)?;
         Ok(self.turn(&started.handle, steps, &log))

@@ -2,7 +2,7 @@
 
 use lockstep_plan::drill::PlanFault;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// One kind of wrong. Each stands for a fault that serving engines have had.
@@ -67,13 +67,20 @@ pub struct Sabotage {
     /// How many replays it hits, at most. Where a replay has nothing that the strike could hit
     /// (no padded row, no second row), the next one is taken.
     pub times: u64,
-    /// Where in the step it hits.
+    /// Where in the step it hits, and which steps where not every one is.
     pub seed: u64,
+    /// Of a million steps, how many it is to hit; [`EVERY_STEP`] is each.
+    pub per_million: u32,
 }
+
+/// See [`Sabotage::per_million`].
+pub const EVERY_STEP: u32 = 1_000_000;
 
 /// What a device's sabotage came to; shared with whoever made the device.
 #[derive(Debug, Default)]
 pub struct StrikeLog {
+    /// Set while nothing may be struck.
+    resting: AtomicBool,
     replays: AtomicU64,
     strikes: AtomicU64,
     first: AtomicU64,
@@ -82,6 +89,15 @@ pub struct StrikeLog {
 }
 
 impl StrikeLog {
+    /// Holds strikes back, or lets them go: a server is to come up well.
+    pub fn rest(&self, rest: bool) {
+        self.resting.store(rest, Ordering::Release);
+    }
+
+    pub(crate) fn is_resting(&self) -> bool {
+        self.resting.load(Ordering::Acquire)
+    }
+
     /// Replays so far.
     pub fn replays(&self) -> u64 {
         self.replays.load(Ordering::Acquire)

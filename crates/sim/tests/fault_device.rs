@@ -3,7 +3,7 @@
 
 use lockstep_flow::AuditPart;
 use lockstep_plan::drill::PlanFault;
-use lockstep_sim::{Outcome, Sabotage, Scene, Strike};
+use lockstep_sim::{EVERY_STEP, Outcome, Sabotage, Scene, Strike};
 
 fn play(scene: Scene) -> Outcome {
     scene.play().unwrap_or_else(|e| panic!("{e}"))
@@ -11,7 +11,7 @@ fn play(scene: Scene) -> Outcome {
 
 fn struck(strike: Strike, seed: u64) -> Scene {
     let ties = strike == Strike::TiesByArrival;
-    let sabotage = Some(Sabotage { strike, first: 6, times: 1000, seed });
+    let sabotage = Some(Sabotage { strike, first: 6, times: 1000, seed, per_million: EVERY_STEP });
     Scene { seed, sabotage, ties, ..Scene::default() }
 }
 

@@ -51,6 +51,7 @@ pub fn main(args: &[String]) -> Outcome {
 
     report.run(Stage::new("build"), || steps.build());
     report.run(Stage::new("model").needs(&["build"]), || steps.model());
+    report.run(Stage::new("lab").needs(&["model"]).when(wanted.rust, "--only"), || steps.lab());
     report.run(Stage::new("rust").needs(&["model"]).when(wanted.rust, "--only"), || steps.rust());
     report.run(Stage::new("doctests").needs(&["build"]).when(wanted.rust, "--only"), || {
         steps.doctests()

@@ -109,6 +109,19 @@ impl Steps {
         judge(counts, ran.ok, &ran.end, note)
     }
 
+    /// The tests of a lab build of the binary, which is then put back as it is shipped.
+    pub fn lab(&self) -> Step {
+        let mut command = cargo(&self.root);
+        command.args(["test", "--no-fail-fast", "--release", "--locked", "-p", "lockstep-cli"]);
+        command.args(["--features", "lab", "--test", "lab"]);
+        if let Some(model) = self.model.get() {
+            command.env("LOCKSTEP_TEST_MODEL", model);
+        }
+        let ran = tee(&mut command, TESTS_LIMIT).map_err(bare)?;
+        self.build()?;
+        judge(counts::of_rust(&ran.lines), ran.ok, &ran.end, "with the feature lab")
+    }
+
     /// Examples in doc comments; nextest does not run them.
     pub fn doctests(&self) -> Step {
         let ran = tee(

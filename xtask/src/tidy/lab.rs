@@ -6,6 +6,12 @@ use crate::tree::Tree;
 /// Features that open a laboratory, as a manifest would name them.
 const FEATURE: &str = "\"lab\"";
 
+/// The one place of the binary's manifest that may name it: a test that is built with it alone.
+const TEST_OF_THE_BINARY: (&str, &str) = ("crates/cli/Cargo.toml", "required-features = [\"lab\"]");
+
+/// What builds or ships the product must not turn it on.
+const SHIPS: &[&str] = &[".ci/", "deploy/", "bench/", "tests/"];
+
 /// What runs unproven plans and falsifies books.
 const NAMES: &[&str] = &["LabDevice", "device::lab", "cpu::lab", "break_books"];
 
@@ -20,9 +26,12 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         let words: &[&str] = match path {
             p if p.ends_with("Cargo.toml") => &[FEATURE],
             p if p.ends_with(".rs") => NAMES,
+            p if SHIPS.iter().any(|s| p.starts_with(s)) => &["features lab", "features=lab"],
             _ => continue,
         };
-        for (at, line) in text.lines().enumerate() {
+        let lines =
+            text.lines().enumerate().filter(|(_, line)| (path, *line) != TEST_OF_THE_BINARY);
+        for (at, line) in lines {
             if let Some(word) = words.iter().find(|w| line.contains(**w)) {
                 findings.push(Finding {
                     rule: "lab",
@@ -51,12 +60,22 @@ mod tests {
             ("crates/serve/src/a.rs", "\nuse lockstep_device::lab::Raw;\n"),
             ("crates/sim/src/a.rs", "use lockstep_device::lab::LabDevice;\n"),
             ("docs/a.md", "LabDevice\n"),
+            (
+                TEST_OF_THE_BINARY.0,
+                "[features]\ndefault = [\"lab\"]\nlab = []\n[[test]]\nrequired-features = [\"lab\"]\n",
+            ),
+            ("deploy/Dockerfile", "RUN cargo build --release --features lab\n"),
         ]);
         let found: Vec<(String, usize)> =
             check(&tree).into_iter().map(|f| (f.file, f.line)).collect();
         assert_eq!(
             found,
-            [("crates/engine/Cargo.toml".into(), 1), ("crates/serve/src/a.rs".into(), 2)]
+            [
+                ("crates/engine/Cargo.toml".into(), 1),
+                ("crates/serve/src/a.rs".into(), 2),
+                ("crates/cli/Cargo.toml".into(), 2),
+                ("deploy/Dockerfile".into(), 1),
+            ]
         );
     }
 }

@@ -40,7 +40,10 @@ impl Serving {
         let mut stream = TcpStream::connect(address).unwrap();
         let body = body.to_string();
         let length = body.len();
-        let head = format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n");
+        let head = format!(
+            "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n"
+        );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         stream
     }

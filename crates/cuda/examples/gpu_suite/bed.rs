@@ -90,6 +90,7 @@ impl Bed {
             device_facts: Default::default(),
             progress: &mut |_, _| {},
             tap,
+            draft: None,
         };
         let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
         Bed { handle: started.handle, steps, rows, next: 0 }

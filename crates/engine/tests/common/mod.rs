@@ -92,6 +92,7 @@ impl Rig {
             device_facts: Default::default(),
             progress: &mut |_, _| {},
             tap,
+            draft: None,
         })
     }
 }

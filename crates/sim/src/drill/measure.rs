@@ -249,7 +249,13 @@ fn of_weights(strike: &Strike) -> bool {
 
 fn scene(strike: &Strike, seed: u64, on: bool) -> Scene {
     let lanes = matches!(strike, Strike::Plan(_));
-    let sabotage = Sabotage { strike: strike.clone(), first: FIRST, times: u64::MAX, seed };
+    let sabotage = Sabotage {
+        strike: strike.clone(),
+        first: FIRST,
+        times: u64::MAX,
+        seed,
+        per_million: crate::EVERY_STEP,
+    };
     let once = matches!(
         strike,
         Strike::PageBit | Strike::WeightBit | Strike::WeightRepacked | Strike::StrayWrite

@@ -9,8 +9,10 @@ mod layer;
 mod list;
 mod measure;
 mod report;
+mod serving;
 
 pub use layer::Layer;
 pub use list::{DRILLS, Drill};
 pub use measure::{DrillError, LayerResult, Measured, measure};
 pub use report::{markdown, picture, table};
+pub use serving::{FaultyDraft, Often};
