@@ -75,7 +75,6 @@ impl Draft for FaultyDraft {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::drill::DRILLS;
 
     #[test]
