@@ -193,6 +193,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
             _ => None,
         },
         lanes: count("decode.lanes"),
+        drafts: count("decode.mtp-drafts"),
         context_tokens: count("model.context-length"),
         audit_rate: count("audit.rate"),
         on_mismatch: OnMismatch::of(settings.text("audit.on-mismatch")).unwrap_or_default(),

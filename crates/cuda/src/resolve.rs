@@ -176,9 +176,9 @@ impl<'a> Resolver<'a> {
 
     fn embed(&self, e: &plan::Embed) -> Result<Launch, DeviceError> {
         let (_, k) = self.tiles(e.w)?;
-        let rows = self.rows(Axis::T);
+        let rows = self.rows(e.axis);
         let args = EmbedArgs {
-            live: self.live(Axis::T),
+            live: self.live(e.axis),
             tokens: self.at.at(e.tokens),
             w: self.at.at(e.w),
             out: self.at.at(e.out),

@@ -5,7 +5,7 @@ use lockstep_device::sample::SampleResult;
 use lockstep_flow::{
     Event, EventKind, EventSink, Failure, Request, RequestId, SamplingParams, Token,
 };
-use lockstep_sched::Outcome;
+use lockstep_sched::{Outcome, Run};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -69,19 +69,36 @@ impl Active {
         self.failure.take()
     }
 
-    /// What a sampled row means for this request. A constrained one is held until its grammar has
-    /// moved past the token.
-    pub fn take_sample(&mut self, result: &SampleResult) -> Outcome {
+    /// What sampled rows mean for this request: the first is that of its last token, each further
+    /// one that of a draft, and counts where the row before sampled that draft and did not end the
+    /// text with it. A constrained request is held until its grammar has moved past the token.
+    /// `drafted` looks up what was drafted after a row, where drafts are made.
+    pub fn take_sample(
+        &mut self,
+        results: &[SampleResult],
+        checked: &[Token],
+        ends: impl Fn(u32, Token) -> bool,
+        drafted: Option<impl FnOnce(usize) -> Run>,
+    ) -> Outcome {
         if let Some(failure) = self.failure.clone() {
             return Outcome::Failed(failure);
         }
-        if let Some(fault) = result.fault() {
-            return Outcome::Failed(Failure::Engine { what: fault.into() });
+        let mut sampled = Run::default();
+        for (i, result) in results.iter().enumerate() {
+            if let Some(fault) = result.fault() {
+                return Outcome::Failed(Failure::Engine { what: fault.into() });
+            }
+            let token = Token(result.token);
+            sampled.push(token);
+            if checked.get(i) != Some(&token) || ends(i as u32, token) {
+                break;
+            }
         }
-        let token = Token(result.token);
-        match self.constrained {
-            true => Outcome::SampledHeld(token),
-            false => Outcome::Sampled(token),
+        let (first, last) = (sampled.as_slice()[0], sampled.as_slice().len() - 1);
+        match (self.constrained, drafted) {
+            (true, _) => Outcome::SampledHeld(first),
+            (false, None) => Outcome::Sampled(first),
+            (false, Some(drafted)) => Outcome::Verified { sampled, drafts: drafted(last) },
         }
     }
 }

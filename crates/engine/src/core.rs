@@ -210,8 +210,8 @@ impl Core {
         let result = self.run_audited(at, &lease, now);
         match result {
             Ok(()) => {
-                self.show_logits(at);
                 self.collect(at);
+                self.show_logits(at);
                 let end = self.clock.now();
                 self.sched
                     .complete(lease, &self.outcomes, end)
@@ -300,7 +300,8 @@ impl Core {
     fn show_logits(&mut self, at: usize) {
         let Some(tap) = &mut self.tap else { return };
         let batch = self.sched.oldest_step().expect("a step is in flight");
-        tap.show(self.device.as_ref(), &self.generation.buckets[at], batch);
+        let bucket = &self.generation.buckets[at];
+        tap.show(self.device.as_ref(), bucket, batch, &self.outcomes);
     }
 
     /// Takes a grammar back from the workers.

@@ -195,6 +195,7 @@ pub fn plan_shape(
         context_tokens,
         kv_dtype: knobs.kv_dtype.unwrap_or_else(auto),
         lanes: knobs.lanes,
+        drafts: knobs.drafts,
     };
     let page_bytes = model.sub_pools(backend, &shape)?.iter().map(SubPool::page_bytes).sum();
     with_pages(shape, knobs, page_bytes)
@@ -272,6 +273,7 @@ fn scheduler(
         vocab: model.vocab(),
         eos_tokens,
         prefix_cache: knobs.prefix_cache,
+        drafts: knobs.drafts,
         depth: 1,
         // Rows past the live ones cost nothing on a device that skips them.
         padding_max_percent: 100,

@@ -8,6 +8,7 @@ use crate::counters::BucketCounters;
 use crate::draft::{Draft, Packed};
 use crate::{EngineError, Knobs};
 use lockstep_device::{ArenaId, Device, ExecId, Mode};
+use lockstep_flow::limits::DRAFTS_MAX;
 use lockstep_flow::{BucketKey, decode_ladder};
 use lockstep_model::{Model, PlanShape};
 use lockstep_plan::{
@@ -57,6 +58,10 @@ pub struct Io {
     pub results: BufferId,
     /// `[R][vocab]`, a transient that stays whole until the next step.
     pub logits: BufferId,
+    /// `[R]`, one for each token drafted of a sequence.
+    pub drafts: [Option<BufferId>; DRAFTS_MAX as usize],
+    /// `[R][vocab]`: logits of the last of those, which stay whole too.
+    pub draft_logits: Option<BufferId>,
 }
 
 /// An executable bucket.
@@ -157,9 +162,10 @@ impl Generation {
 
 /// The bucket keys of a generation, with how each is to run.
 ///
-/// Decode runs from 1 to `running_max`, captured up to `graph_max_bs`. Prefill and mixed steps
-/// take T from a short ladder with room for every running sequence; echo buckets have a logit row
-/// for every token.
+/// Decode runs from 1 to `running_max`, captured up to `graph_max_bs`, and where drafts are made
+/// every such bucket has one beside it that checks them. Prefill and mixed steps take T from a
+/// short ladder with room for every running sequence (and its drafts); echo buckets have a logit
+/// row for every token.
 pub fn ladder(knobs: &Knobs) -> Vec<(BucketKey, Mode)> {
     let mut keys = Vec::new();
     let captured = knobs.graph_max_bs.min(knobs.running_max);
@@ -168,13 +174,17 @@ pub fn ladder(knobs: &Knobs) -> Vec<(BucketKey, Mode)> {
     for n in decode {
         let mode = if n <= captured { Mode::Captured } else { Mode::Eager };
         keys.push((BucketKey::decode(n), mode));
+        if knobs.drafts > 0 {
+            keys.push((BucketKey::verify(n, knobs.drafts), mode));
+        }
     }
     let seqs = knobs.running_max;
-    for tokens in prefill_ladder(knobs.chunk_tokens, seqs) {
-        keys.push((BucketKey { tokens, seqs, logit_rows: seqs }, Mode::Captured));
+    let rows = BucketKey::verify(seqs, knobs.drafts).logit_rows;
+    for tokens in prefill_ladder(knobs.chunk_tokens, rows) {
+        keys.push((BucketKey { tokens, seqs, logit_rows: rows }, Mode::Captured));
     }
-    let echo = ECHO_TOKENS.min(knobs.chunk_tokens);
-    keys.push((BucketKey { tokens: echo + seqs, seqs, logit_rows: echo + seqs }, Mode::Captured));
+    let echo = ECHO_TOKENS.min(knobs.chunk_tokens) + rows;
+    keys.push((BucketKey { tokens: echo, seqs, logit_rows: echo }, Mode::Captured));
     keys
 }
 
@@ -182,14 +192,14 @@ pub fn ladder(knobs: &Knobs) -> Vec<(BucketKey, Mode)> {
 /// cost `vocab * 4` bytes each.
 pub const ECHO_TOKENS: u32 = 64;
 
-/// Token slots of prefill and mixed steps: the chunk, halves of it, and room for `seqs` decode
-/// rows beside each.
-fn prefill_ladder(chunk: u32, seqs: u32) -> Vec<u32> {
-    let mut ladder = vec![chunk + seqs];
+/// Token slots of prefill and mixed steps: the chunk, quarters of it, and room for `rows` tokens
+/// of decoding sequences beside each.
+fn prefill_ladder(chunk: u32, rows: u32) -> Vec<u32> {
+    let mut ladder = vec![chunk + rows];
     let mut t = chunk;
     while t > 64 {
         t /= 4;
-        ladder.push(t + seqs);
+        ladder.push(t + rows);
     }
     ladder.reverse();
     ladder.dedup();
@@ -278,6 +288,9 @@ impl Io {
         let find = |name: &str| {
             plan.find(name).unwrap_or_else(|| panic!("every plan has the buffer {name}"))
         };
+        let drafts: [_; DRAFTS_MAX as usize] =
+            core::array::from_fn(|i| plan.find(&format!("drafts.{i}")));
+        let count = drafts.iter().flatten().count();
         Io {
             token_source: find("token_source"),
             token_seq: find("token_seq"),
@@ -293,6 +306,8 @@ impl Io {
             live_counts: find(LIVE_COUNTS),
             results: find("results"),
             logits: find("logits"),
+            drafts,
+            draft_logits: plan.find(&format!("draft_logits.{}", count.wrapping_sub(1))),
         }
     }
 }

@@ -8,7 +8,7 @@ use lockstep_flow::limits::LOGIT_BIAS_MAX;
 use lockstep_flow::{Failure, SamplingParams, Token};
 use lockstep_plan::TOKEN_FROM_LAST;
 use lockstep_pool::Logits;
-use lockstep_sched::{Batch, Scheduler, SeqRow, TokenSource};
+use lockstep_sched::{Batch, Run, Scheduler, SeqRow, TokenSource};
 
 /// Writes where each token row takes its token from; padded rows take token 0.
 pub fn token_sources(sched: &Scheduler, batch: &Batch, to: &mut [u32]) {
@@ -19,8 +19,9 @@ pub fn token_sources(sched: &Scheduler, batch: &Batch, to: &mut [u32]) {
             TokenSource::LastToken => to[at] = TOKEN_FROM_LAST,
             TokenSource::Literal => {
                 let tokens = sched.literal(row);
-                assert_eq!(tokens.len(), n, "a live row has its tokens");
-                for (to, token) in to[at..].iter_mut().zip(tokens) {
+                let drafts = sched.drafts(row);
+                assert_eq!(tokens.len() + drafts.len(), n, "a live row has its tokens");
+                for (to, token) in to[at..].iter_mut().zip(tokens.iter().chain(drafts)) {
                     *to = token.0;
                 }
             }
@@ -50,8 +51,11 @@ impl SamplingRows<'_> {
     pub fn write(&self, device: &mut dyn Device, row: &SeqRow, active: &mut Active) -> bool {
         let n = row.plan.logit_rows();
         let first_position = row.plan.end() - n;
-        let prompt_len = active.prompt.len() as u32;
-        let samples_at = if row.plan.samples { n - 1 } else { n };
+        let samples_at = match (row.plan.samples, row.plan.logits) {
+            (true, Logits::Drafts) => 0,
+            (true, _) => n - 1,
+            (false, _) => n,
+        };
         if row.plan.logits == Logits::All {
             let top = active.params.logprobs.unwrap_or(0);
             for i in 0..samples_at.min(n) {
@@ -61,12 +65,20 @@ impl SamplingRows<'_> {
                 self.put_params(device, i, params);
             }
         }
-        if !row.plan.samples {
-            return true;
-        }
-        let position = first_position + samples_at;
+        (samples_at..n).all(|i| self.write_sampling(device, i, first_position + i, active))
+    }
+
+    /// Writes what row `i` samples by, the one after the token at `position`.
+    fn write_sampling(
+        &self,
+        device: &mut dyn Device,
+        i: u32,
+        position: u32,
+        active: &mut Active,
+    ) -> bool {
+        let prompt_len = active.prompt.len() as u32;
         let produced = position + 1 - prompt_len;
-        let masked = match self.write_mask(device, samples_at, active, produced) {
+        let masked = match self.write_mask(device, i, active, produced) {
             Ok(masked) => masked,
             Err(failure) => {
                 active.fail(failure);
@@ -74,10 +86,10 @@ impl SamplingRows<'_> {
             }
         };
         let params = SampleParams::of(&active.params, position, prompt_len, masked);
-        self.put_params(device, samples_at, params);
+        self.put_params(device, i, params);
         if !active.params.logit_bias.is_empty() {
             let size = LOGIT_BIAS_MAX * size_of::<BiasEntry>();
-            let at = (self.first + samples_at) as usize * size;
+            let at = (self.first + i) as usize * size;
             let bytes = &mut device.input_mut(self.exec, self.io.bias)[at..at + size];
             BiasEntry::fill(&active.params, bytemuck::cast_slice_mut(bytes));
         }
@@ -135,6 +147,12 @@ impl SamplingRows<'_> {
             }
         }
     }
+}
+
+/// What was drafted after a logit row.
+pub fn drafts(device: &dyn Device, exec: ExecId, io: &Io, row: usize) -> Run {
+    let word = |id| bytemuck::cast_slice::<u8, u32>(device.output(exec, id))[row];
+    io.drafts.iter().flatten().map(|&id| Token(word(id))).collect()
 }
 
 /// The result rows of a step.

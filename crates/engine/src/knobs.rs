@@ -24,6 +24,8 @@ pub struct Knobs {
     pub kv_dtype: Option<KvDtype>,
     /// `decode.lanes`.
     pub lanes: u32,
+    /// `decode.mtp-drafts`.
+    pub drafts: u32,
     /// `model.context-length`, in tokens; 0 is the model's own.
     pub context_tokens: u32,
     /// `audit.rate`: one step in this many; 0 is off.
@@ -60,6 +62,7 @@ impl Default for Knobs {
             kv_bytes: 1 << 30,
             kv_dtype: None,
             lanes: 8,
+            drafts: 0,
             context_tokens: 0,
             audit_rate: 1000,
             on_mismatch: OnMismatch::Quarantine,

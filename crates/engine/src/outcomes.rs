@@ -23,8 +23,15 @@ impl Core {
             }
             let outcome = match (row.plan.samples, self.active.get_mut(&row.plan.request)) {
                 (true, Some(active)) if self.sched.is_live(row) => {
-                    let last = first + row.plan.logit_rows() - 1;
-                    let outcome = active.take_sample(&results[last as usize]);
+                    let end = (first + row.plan.logit_rows()) as usize;
+                    let sampled = end - 1 - row.drafts as usize;
+                    let device = self.device.as_ref();
+                    let drafted = |i| inputs::drafts(device, exec, &io, sampled + i);
+                    let drafted = io.drafts[0].is_some().then_some(drafted);
+                    let checked = self.sched.drafts(row);
+                    let ends = |i, token| self.sched.ends_with(row, i, token);
+                    let results = &results[sampled..end];
+                    let outcome = active.take_sample(results, checked, ends, drafted);
                     if let (Outcome::SampledHeld(token), Some(guide)) =
                         (&outcome, active.guide.take())
                     {

@@ -126,6 +126,9 @@ impl Core {
         to.cached_tokens = step.cached_tokens;
         to.prefill_tokens = sched.prefill_tokens;
         to.generated_tokens = step.generated_tokens;
+        to.drafted_tokens = sched.drafted_tokens;
+        to.accepted_tokens = sched.accepted_tokens;
+        to.undrafted_rows = sched.undrafted_rows;
         to.admitted = sched.admitted;
         to.finished = sched.finished;
         to.cancelled = step.cancelled;

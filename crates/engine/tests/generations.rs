@@ -52,7 +52,7 @@ fn submit(handle: &Handle, probes: &[Probe]) -> Vec<Recorder> {
 fn outcomes(sinks: &[Recorder]) -> Vec<Outcome> {
     let mut rows = Rows::default();
     let one = |(i, s): (usize, &Recorder)| {
-        Outcome::of(&s.0.lock().unwrap(), rows.take(RequestId(i as u64)))
+        Outcome::of(&s.0.lock().unwrap(), rows.take(RequestId(i as u64)).0)
     };
     sinks.iter().enumerate().map(one).collect()
 }

@@ -22,6 +22,12 @@ impl BucketKey {
         BucketKey { tokens: n, seqs: n, logit_rows: n }
     }
 
+    /// A bucket that checks `drafts` drafts of each of `n` sequences.
+    pub const fn verify(n: u32, drafts: u32) -> BucketKey {
+        let rows = n * (1 + drafts);
+        BucketKey { tokens: rows, seqs: n, logit_rows: rows }
+    }
+
     /// True where every sequence has one token.
     pub const fn is_decode(self) -> bool {
         self.tokens == self.seqs && self.seqs == self.logit_rows

@@ -69,6 +69,10 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// How often it was preempted and resumed.
     pub preemptions: u32,
+    /// Tokens that a prediction block had drafted and a step checked.
+    pub drafted_tokens: u32,
+    /// Of those, how many were what the model itself sampled there.
+    pub accepted_tokens: u32,
 }
 
 /// What happened.

@@ -184,6 +184,14 @@ pub const KNOBS: &[Knob] = &[
         "Run every step op by op instead of as a captured replay; slower, same bits."
     ),
     knob!(
+        "decode.mtp-drafts",
+        "mtp-drafts",
+        Count { min: 0, max: 4 },
+        "0",
+        StateLayout,
+        "Tokens that a model's prediction block drafts a step; same tokens, fewer steps. 0 is off."
+    ),
+    knob!(
         "sched.max-running-requests",
         "max-running-requests",
         Count { min: 1, max: 4096 },

@@ -33,6 +33,8 @@ pub const GRAMMAR_CALL_MS: u64 = 500;
 pub const GRAMMAR_FIRST_MASK_MS: u64 = 1000;
 /// Sequences that may run at once, at most (`max_running_requests`).
 pub const RUNNING_REQUESTS_MAX: u32 = 4096;
+/// Tokens that a prediction block may draft for a sequence in one step, at most.
+pub const DRAFTS_MAX: u32 = 4;
 /// Tokens of a KV page. Attention splits KV at multiples of [`KV_SPLIT_TOKENS`], which is a
 /// multiple of this, so a split never starts inside a page.
 pub const PAGE_TOKENS: u32 = 32;

@@ -108,6 +108,13 @@ pub const METRICS: &[Metric] = &[
         .by(&["cache_source"])
         .also(&["sglang:cached_tokens"]),
     counter("lockstep_prefill_tokens", "Prompt tokens computed"),
+    counter("lockstep_drafted_tokens", "Tokens drafted by a prediction block and checked"),
+    counter("lockstep_accepted_tokens", "Of those, tokens that the model itself sampled there"),
+    counter(
+        "lockstep_undrafted_rows",
+        "Decode rows without a draft although drafts are on: the first after a resume, the last \
+         token of a request, a request with a grammar",
+    ),
     counter("lockstep_admitted_requests", "Sequences admitted").also(&["sglang:num_requests"]),
     counter("lockstep_finished_requests", "Sequences that ended well"),
     counter("lockstep_cancelled_requests", "Sequences cancelled by client or operator")

@@ -208,6 +208,12 @@ pub struct Counters {
     pub prefill_tokens: u64,
     /// Output tokens.
     pub generated_tokens: u64,
+    /// Drafted tokens that a step checked.
+    pub drafted_tokens: u64,
+    /// Of those, how many the model itself sampled there.
+    pub accepted_tokens: u64,
+    /// Decode rows that had no draft to check although drafts are on.
+    pub undrafted_rows: u64,
     /// Requests admitted.
     pub admitted: u64,
     /// Requests that ended well.

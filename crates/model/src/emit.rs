@@ -84,9 +84,11 @@ impl<'a> Emit<'a> {
         Ok((self.b.weight(name, bytes, Elem::Packed(format)), format))
     }
 
-    /// The f32 vector of a role.
+    /// The f32 vector of a role; bound once, however often it is asked for.
     pub fn vector(&mut self, role: Role, len: u32) -> BufferId {
-        self.b.weight(role.to_string(), u64::from(len) * 4, Elem::F32)
+        let name = role.to_string();
+        let bound = self.b.find(&name);
+        bound.unwrap_or_else(|| self.b.weight(name, u64::from(len) * 4, Elem::F32))
     }
 
     /// A part of a GEMM: the matrix `[n][k]` of a role, its results from column `out_col` on.

@@ -11,6 +11,8 @@ pub enum ModelError {
     MissingWeight { role: Role },
     /// No plan builder has the checkpoint's architecture.
     Architecture,
+    /// Drafts are asked for, and the checkpoint has no prediction block.
+    NoDrafts { asked: u32 },
     /// The device lacks a kernel.
     Unsupported(Unsupported),
 }
@@ -24,6 +26,11 @@ impl fmt::Display for ModelError {
             ModelError::Architecture => {
                 write!(f, "no plan builder has this architecture; the Llama family has one")
             }
+            ModelError::NoDrafts { asked } => write!(
+                f,
+                "{asked} drafts a step are asked for, and this model has no prediction block to \
+                 make them: leave decode.mtp-drafts at 0"
+            ),
             ModelError::Unsupported(e) => e.fmt(f),
         }
     }

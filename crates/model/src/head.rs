@@ -49,7 +49,8 @@ impl Head {
         Ok(())
     }
 
-    /// Logits of rows that have the form that `part` reads, and a token for each.
+    /// Logits of rows that have the form that `part` reads, and a token for each. Returns the
+    /// results.
     pub fn sample(
         &self,
         e: &mut Emit<'_>,
@@ -57,7 +58,7 @@ impl Head {
         state: &TokenState,
         act: Act,
         part: GemmPart,
-    ) {
+    ) -> BufferId {
         let vocab = self.vocab;
         // The audit, canaries and taps look at logits after the step, though no step needs them on
         // the host: as a transient, the next step's writers could overtake such a look.
@@ -100,5 +101,6 @@ impl Head {
                 results,
             }),
         );
+        results
     }
 }

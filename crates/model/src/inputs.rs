@@ -100,6 +100,7 @@ pub fn embed(
         }),
     );
     let x = e.rows_f32("x", Axis::T, hidden);
-    e.op("embed", OpKind::Embed(Embed { tokens, w, format, vocab, dim: hidden, out: x }));
+    let axis = Axis::T;
+    e.op("embed", OpKind::Embed(Embed { axis, tokens, w, format, vocab, dim: hidden, out: x }));
     Ok((tokens, x))
 }

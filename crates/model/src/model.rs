@@ -92,6 +92,9 @@ impl Model {
         shape: &PlanShape,
     ) -> Result<Vec<SubPool>, ModelError> {
         match &self.builder {
+            Builder::Llama(_) if shape.drafts > 0 => {
+                Err(ModelError::NoDrafts { asked: shape.drafts })
+            }
             Builder::Llama(m) => m.sub_pools(backend, shape),
             Builder::DeepSeekV4(m) => m.sub_pools(backend, shape),
         }

@@ -16,6 +16,8 @@ pub struct PlanShape {
     pub kv_dtype: KvDtype,
     /// Device lanes that a plan may use.
     pub lanes: u32,
+    /// Tokens that a prediction block drafts for a sequence in each step; 0 leaves the block out.
+    pub drafts: u32,
 }
 
 impl PlanShape {
@@ -44,6 +46,7 @@ mod tests {
             context_tokens: 8192,
             kv_dtype: KvDtype::F16,
             lanes: 1,
+            drafts: 0,
         };
         assert_eq!(shape(0).pages_per_seq_max(), 256);
         assert_eq!(shape(1000).pages_per_seq_max(), 256);

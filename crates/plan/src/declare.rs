@@ -170,8 +170,8 @@ pub fn row_axis(kind: &OpKind) -> Option<Axis> {
         OpKind::Gemm(g) => Some(g.axis),
         OpKind::Sample(_) => Some(Axis::R),
         OpKind::V4(op) => Some(op.row_axis()),
+        OpKind::Embed(e) => Some(e.axis),
         OpKind::GatherTokens(_)
-        | OpKind::Embed(_)
         | OpKind::RopeKvWrite(_)
         | OpKind::AttentionPartial(_)
         | OpKind::AttentionCombine(_)

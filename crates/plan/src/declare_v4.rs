@@ -1,7 +1,7 @@
 //! The accesses of DeepSeek-V4's ops.
 
 use crate::declare::Declarer;
-use crate::v4::{Choice, Tables, TailRope, V4Op};
+use crate::v4::{Choice, StreamSource, Tables, TailRope, V4Op};
 
 impl Declarer<'_> {
     pub(crate) fn v4(&mut self, op: &V4Op) {
@@ -55,6 +55,7 @@ impl Declarer<'_> {
                     self.read_indexed(c.rows, a.tables.block_table);
                     c.selection.into_iter().for_each(|(b, _)| self.read(b));
                 }
+                self.reads(&a.tail);
                 self.rows_to(&[a.q], a.out);
             }
             V4Op::GroupedGemm(g) => self.rows_to(&[g.x, g.w], g.out),
@@ -71,6 +72,31 @@ impl Declarer<'_> {
             V4Op::ExpertDown(e) => self.rows_to(&[e.x, e.chosen, e.w], e.out),
             V4Op::LimitedSiluMul(s) => self.rows_to(&[s.x], s.out),
             V4Op::ExpertSum(s) => self.rows_to(&[s.shared, s.routed, s.weights], s.out),
+            V4Op::StreamNorm(s) => {
+                match &s.source {
+                    StreamSource::Before { pages, tables } => {
+                        self.tables(tables);
+                        self.read_indexed(*pages, tables.block_table);
+                    }
+                    StreamSource::Rows { x, row_index: Some(via) } => {
+                        self.read(*via);
+                        self.read_gather(*x, *via);
+                    }
+                    StreamSource::Rows { x, row_index: None } => self.read(*x),
+                }
+                self.read(s.norm);
+                s.outs.iter().for_each(|b| self.write(*b));
+            }
+            V4Op::ShiftPositions(s) => self.rows_to(&[s.positions], s.out),
+            V4Op::DraftStart(d) => {
+                self.reads(&[d.results, d.logit_rows]);
+                self.read_gather(d.positions, d.logit_rows);
+                self.read_gather(d.token_seq, d.logit_rows);
+                for b in [d.tokens_out, d.positions_out, d.seqs_out] {
+                    self.write(b);
+                }
+            }
+            V4Op::DraftPick(d) => self.rows_to(&[d.logits], d.out),
         }
     }
 

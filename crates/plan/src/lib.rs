@@ -37,6 +37,7 @@ mod summary;
 mod svg;
 mod uses;
 pub mod v4;
+mod v4_mtp;
 
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
 pub use backend::{Activation, Backend, Unsupported, WeightData};

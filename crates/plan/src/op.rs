@@ -224,6 +224,8 @@ pub const TOKEN_FROM_LAST: u32 = u32::MAX;
 /// Rows of the embedding matrix.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Embed {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T]` u32.
     pub tokens: BufferId,
     /// Packed, `vocab` by `dim`.

@@ -6,6 +6,7 @@
 //! closes it.
 
 use crate::format::Format;
+pub use crate::v4_mtp::{DraftPick, DraftStart, ShiftPositions, StreamNorm, StreamSource};
 use crate::{Axis, BufferId};
 
 /// Streams to one normed row, with the weights that [`HyperOut`] needs to put the sublayer's
@@ -45,6 +46,8 @@ pub struct HyperIn {
 /// Copies a row into every stream.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HyperStart {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][dim]` f32.
     pub x: BufferId,
     /// Residual streams.
@@ -58,6 +61,8 @@ pub struct HyperStart {
 /// Puts a sublayer's result into the streams: `x[k] = post[k] * y + sum_j mix[j][k] * x[j]`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HyperOut {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][dim]` f32.
     pub y: BufferId,
     /// As [`HyperIn`] wrote it.
@@ -82,6 +87,8 @@ pub struct TailRope {
 /// Rotates heads in place, each normed by its own mean square first where `unit_norm` says so.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HeadRope {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][heads * dim]` f32.
     pub x: BufferId,
     /// Heads.
@@ -229,8 +236,13 @@ pub struct CompressedRows {
 
 /// Attention of query heads over one shared key-value head: the window, then compressed rows, with
 /// a sink logit for each head; the result is rotated back.
+///
+/// With a `tail` it is that of a prediction block: the rows of the row's own position and of those
+/// right before it are `tail`'s, earlier ones lie in the slot after their position.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct SinkAttention {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][heads * dim]` f32, rotated.
     pub q: BufferId,
     /// Heads.
@@ -245,6 +257,8 @@ pub struct SinkAttention {
     pub window: u32,
     /// Rows beyond it.
     pub compressed: Option<CompressedRows>,
+    /// `[T][dim]` f32 each: rows of the last positions, the row's own last.
+    pub tail: Vec<BufferId>,
     /// The rotation.
     pub rope: TailRope,
     /// Where everything is.
@@ -256,6 +270,8 @@ pub struct SinkAttention {
 /// One matrix a group of columns: `out[.., g n..] = x[.., g k..] * w[g n..]^T`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct GroupedGemm {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][groups * k]` f32.
     pub x: BufferId,
     /// Groups.
@@ -284,6 +300,8 @@ pub enum Choice {
 /// Chooses experts and weighs them: `sqrt(softplus(logit))`, made to add up to `scaling`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Route {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][experts]` f32.
     pub logits: BufferId,
     /// How.
@@ -303,6 +321,8 @@ pub struct Route {
 /// First half of the chosen experts: `silu(min(gate x, limit)) * clamp(up x, limit)`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ExpertUp {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][k]` f32.
     pub x: BufferId,
     /// `[T][per_token]` u32.
@@ -330,6 +350,8 @@ pub struct ExpertUp {
 /// Second half of the chosen experts, each result apart.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ExpertDown {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][per_token * k]` f32.
     pub x: BufferId,
     /// `[T][per_token]` u32.
@@ -353,6 +375,8 @@ pub struct ExpertDown {
 /// `silu(min(gate, limit)) * clamp(up, limit)` of the shared expert.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct LimitedSiluMul {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][2 * dim]` f32: gate, then up.
     pub x: BufferId,
     /// Channels of the output.
@@ -366,6 +390,8 @@ pub struct LimitedSiluMul {
 /// Adds the experts' results to the shared expert's, in the order in which they were chosen.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ExpertSum {
+    /// Row axis; T in the shapes stands for it.
+    pub axis: Axis,
     /// `[T][dim]` f32.
     pub shared: BufferId,
     /// `[T][per_token * dim]` f32.
@@ -415,6 +441,14 @@ pub enum V4Op {
     LimitedSiluMul(LimitedSiluMul),
     /// See [`ExpertSum`].
     ExpertSum(ExpertSum),
+    /// See [`StreamNorm`].
+    StreamNorm(StreamNorm),
+    /// See [`ShiftPositions`].
+    ShiftPositions(ShiftPositions),
+    /// See [`DraftStart`].
+    DraftStart(DraftStart),
+    /// See [`DraftPick`].
+    DraftPick(DraftPick),
 }
 
 impl V4Op {
@@ -437,14 +471,35 @@ impl V4Op {
             V4Op::ExpertDown(_) => "expert_down",
             V4Op::LimitedSiluMul(_) => "limited_silu_mul",
             V4Op::ExpertSum(_) => "expert_sum",
+            V4Op::StreamNorm(_) => "stream_norm",
+            V4Op::ShiftPositions(_) => "shift_positions",
+            V4Op::DraftStart(_) => "draft_start",
+            V4Op::DraftPick(_) => "draft_pick",
         }
     }
 
     /// The axis of its rows.
     pub const fn row_axis(&self) -> Axis {
         match self {
+            V4Op::HyperStart(h) => h.axis,
             V4Op::HyperIn(h) => h.axis,
-            _ => Axis::T,
+            V4Op::HyperOut(h) => h.axis,
+            V4Op::HeadRope(h) => h.axis,
+            V4Op::SinkAttention(a) => a.axis,
+            V4Op::GroupedGemm(g) => g.axis,
+            V4Op::Route(r) => r.axis,
+            V4Op::ExpertUp(e) => e.axis,
+            V4Op::ExpertDown(e) => e.axis,
+            V4Op::LimitedSiluMul(s) => s.axis,
+            V4Op::ExpertSum(s) => s.axis,
+            V4Op::StreamNorm(s) => s.axis,
+            V4Op::ShiftPositions(s) => s.axis,
+            V4Op::DraftStart(_) | V4Op::DraftPick(_) => Axis::R,
+            V4Op::WindowStore(_)
+            | V4Op::StateStore(_)
+            | V4Op::CompressRows(_)
+            | V4Op::IndexScores(_)
+            | V4Op::IndexTopK(_) => Axis::T,
         }
     }
 }

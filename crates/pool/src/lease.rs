@@ -15,6 +15,9 @@ pub enum Logits {
     Last,
     /// Every token (log-probabilities of the prompt).
     All,
+    /// Every token, and each samples: the row's first token is the sequence's last one, the others
+    /// are drafts of what follows it.
+    Drafts,
 }
 
 /// One sequence's part of a step.
@@ -40,7 +43,7 @@ impl RowPlan {
         match self.logits {
             Logits::None => 0,
             Logits::Last => 1,
-            Logits::All => self.n_tokens,
+            Logits::All | Logits::Drafts => self.n_tokens,
         }
     }
 
@@ -200,6 +203,27 @@ impl Pool {
         tables.check(lease.bucket, self.config.pages_per_seq_max)
     }
 
+    /// Of the row that a step out has of the slot, only positions under `end` will count: the tokens
+    /// from there on were drafts that nothing came of. The next lease writes from `end`.
+    ///
+    /// # Errors
+    /// The lease is not the oldest out, or the step has no row of the slot that begins under `end`
+    /// and reaches it.
+    pub fn keep(&mut self, lease: &StepLease, slot: SlotId, end: u32) -> Result<(), PoolError> {
+        let (expected, found) = (self.completed + 1, lease.generation);
+        if lease.pool != self.config.id || found != expected {
+            return Err(PoolError::WrongLease { expected, found });
+        }
+        let at = (found % self.leased.len() as u64) as usize;
+        let row = self.leased[at].iter_mut().find(|row| row.slot == slot.0);
+        let Some(row) = row.filter(|row| row.first < end && end <= row.end) else {
+            let (expected, found) = (Position(self.seqs[slot.index()].written), Position(end));
+            return Err(PoolError::NotContiguous { slot, expected, found });
+        };
+        row.end = end;
+        Ok(())
+    }
+
     /// The step is complete: what it wrote counts, and pages that waited for it are free.
     ///
     /// # Errors
@@ -233,6 +257,10 @@ impl Pool {
             // A row after an abandoned one does not count: there is a gap before it.
             if usable && same && seq.completed == row.first {
                 seq.completed = row.end;
+                if seq.last_lease == lease.generation {
+                    // Less than the lease was for where drafts were not kept.
+                    seq.written = row.end;
+                }
                 self.close_pages(row.slot, row.first, row.end);
             }
         }
@@ -324,7 +352,7 @@ impl Pool {
             to.put(Table::TokenCounts, s, row.n_tokens)?;
             to.put(Table::KvLens, s, row.end())?;
             for i in 0..row.logit_rows() {
-                let last = i + 1 == row.logit_rows();
+                let last = i + 1 == row.logit_rows() && row.logits != Logits::Drafts;
                 let at = row.n_tokens - row.logit_rows() + i;
                 to.put(Table::LogitTokens, logit, token as u32 + at)?;
                 let slot = if last && row.samples { row.slot.0 } else { 0 };

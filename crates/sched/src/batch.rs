@@ -19,8 +19,10 @@ pub struct SeqRow {
     pub plan: RowPlan,
     /// Where its tokens come from.
     pub source: TokenSource,
-    /// Index among the output tokens of the token that it samples, where it samples one.
+    /// Index among the output tokens of the (first) token that it samples, where it samples one.
     pub output_index: u32,
+    /// Of its tokens, how many are drafts: the last ones.
+    pub drafts: u32,
     /// Its first token row in the step.
     pub token_row: u32,
     /// Its first logit row in the step, where it has any.

@@ -1,6 +1,6 @@
 //! The outcome of a step: stopping rules, and what is to be told.
 
-use crate::{SchedError, Scheduler, SeqRow};
+use crate::{Run, SchedError, Scheduler, SeqRow};
 use lockstep_flow::{Failure, FinishReason, Micros, RequestId, Row, Token, Usage};
 use lockstep_pool::{Logits, StepLease};
 
@@ -11,6 +11,9 @@ pub enum Outcome {
     Computed,
     /// The sampled token.
     Sampled(Token),
+    /// Tokens sampled one after the other: the row's own, and one more for each of its drafts that
+    /// was right, in order; and drafts of what follows, for the request's next row.
+    Verified { sampled: Run, drafts: Run },
     /// The sampled token of a request whose grammar is still to look at it: the request takes no
     /// further row until [`Scheduler::settle`] says what the grammar found.
     SampledHeld(Token),
@@ -78,6 +81,9 @@ impl Scheduler {
         if expected != found {
             return Err(SchedError::OutcomeCount { expected, found });
         }
+        for (i, outcome) in outcomes.iter().enumerate() {
+            self.keep_accepted(&lease, at, i, outcome)?;
+        }
         self.pool.complete(lease).map_err(|(_, e)| e)?;
         self.completed = step;
         for (i, outcome) in outcomes.iter().enumerate() {
@@ -131,6 +137,12 @@ impl Scheduler {
             let logit_row = Row(row.logit_row);
             self.updates.push(Update::PromptLogits { request, logit_row, from, rows });
         }
+        match outcome {
+            Outcome::Verified { sampled, drafts } if row.plan.samples && !sampled.is_empty() => {
+                return self.accept_run(row, sampled.as_slice(), *drafts, now);
+            }
+            _ => {}
+        }
         let token = match (row.plan.samples, outcome) {
             (false, _) => {
                 self.publish(index);
@@ -173,16 +185,75 @@ impl Scheduler {
         true
     }
 
+    /// Tells the pool which drafts of a row were not accepted: what it wrote of them does not count.
+    fn keep_accepted(
+        &mut self,
+        lease: &StepLease,
+        batch: usize,
+        i: usize,
+        outcome: &Outcome,
+    ) -> Result<(), SchedError> {
+        let row = self.batches[batch].rows[i];
+        let accepted = match outcome {
+            Outcome::Verified { sampled, .. } if self.is_live(&row) => {
+                self.accepted(&row, sampled.as_slice())
+            }
+            // A row that fails leaves nothing of its drafts either.
+            _ => 0,
+        };
+        if accepted < row.drafts {
+            self.pool.keep(lease, row.plan.slot, row.plan.end() - row.drafts + accepted)?;
+        }
+        Ok(())
+    }
+
+    /// Drafts of a row that count: those before the last token sampled, and before one that ends
+    /// the text.
+    fn accepted(&self, row: &SeqRow, sampled: &[Token]) -> u32 {
+        let drafts = &self.entry(row.entry).drafts.as_slice()[..row.drafts as usize];
+        let right = drafts.iter().zip(sampled).zip(0..);
+        right.take_while(|((d, s), i)| d == s && !self.ends_with(row, *i, **s)).count() as u32
+    }
+
+    /// True where `token`, sampled after the `i`th draft of a row (0: after its own token), ends the
+    /// text. False where the row's request is not live any more.
+    pub fn ends_with(&self, row: &SeqRow, i: u32, token: Token) -> bool {
+        let index = row.output_index + i;
+        self.is_live(row) && self.entry(row.entry).ends_with(token, index, &self.config.eos_tokens)
+    }
+
+    /// Takes the token of a row and those that its accepted drafts led to.
+    fn accept_run(&mut self, row: &SeqRow, sampled: &[Token], drafts: Run, now: Micros) {
+        let (index, accepted) = (row.entry, self.accepted(row, sampled));
+        let kept = accepted.min(sampled.len().saturating_sub(1) as u32);
+        self.counters.drafted_tokens += u64::from(row.drafts);
+        self.counters.accepted_tokens += u64::from(kept);
+        let entry = self.entry_mut(index);
+        entry.drafted_tokens += row.drafts;
+        entry.accepted_tokens += kept;
+        entry.issued = row.plan.end() - row.drafts + kept;
+        entry.reached = entry.reached.max(entry.issued);
+        entry.pending += kept;
+        entry.drafts = drafts;
+        let first = row.logit_row + row.plan.logit_rows() - 1 - row.drafts;
+        for (i, &token) in (0..=kept).zip(sampled) {
+            if let Some(reason) = self.accept(index, Row(first + i), token) {
+                self.finish(index, reason);
+                self.note_end(now);
+                return;
+            }
+        }
+        self.publish(index);
+    }
+
     /// Takes a sampled token; says whether and why the request is done with it.
     fn accept(&mut self, index: u32, logit_row: Row, token: Token) -> Option<FinishReason> {
-        let eos = self.config.eos_tokens.contains(&token);
+        let output = self.entry(index).tokens.len() as u32 - self.entry(index).prompt_tokens;
+        let stop = self.entry(index).ends_with(token, output, &self.config.eos_tokens);
         let context = self.config.context_tokens_max as usize;
         let entry = self.entry_mut(index);
         entry.pending -= 1;
-        let output = entry.tokens.len() as u32 - entry.prompt_tokens;
         entry.tokens.push(token);
-        let stop = (eos && !entry.ignore_eos) || entry.stop_tokens.contains(&token);
-        let stop = stop && output + 1 > entry.min_tokens;
         let full = entry.is_full(context) && !entry.held;
         let request = entry.id;
         if stop {

@@ -49,8 +49,14 @@ pub struct SchedCounters {
     pub preemptions: u64,
     /// Steps planned.
     pub steps: u64,
-    /// Rows of one token whose sequence was decoding.
+    /// Rows whose sequence was decoding: one token, and drafts behind it.
     pub decode_rows: u64,
+    /// Of those, rows without a draft although drafts are on.
+    pub undrafted_rows: u64,
+    /// Drafts that came back checked.
+    pub drafted_tokens: u64,
+    /// Of those, drafts that were what the model sampled there.
+    pub accepted_tokens: u64,
     /// Rows of prompt tokens.
     pub prefill_rows: u64,
     /// Tokens of those.

@@ -1,5 +1,6 @@
 //! One request as the scheduler sees it.
 
+use crate::Run;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{Micros, Request, RequestId, SlotId, Token, Usage};
 
@@ -41,6 +42,10 @@ pub(crate) struct Entry {
     pub started: bool,
     pub cached_tokens: u32,
     pub preemptions: u32,
+    /// What may follow its last token: checked by its next row.
+    pub drafts: Run,
+    pub drafted_tokens: u32,
+    pub accepted_tokens: u32,
     /// The running request whose prefill it waits for, and the pages it needs of it.
     pub waits_for: Option<(u32, RequestId, u32)>,
 }
@@ -74,6 +79,9 @@ impl Entry {
             started: false,
             cached_tokens: 0,
             preemptions: 0,
+            drafts: Run::default(),
+            drafted_tokens: 0,
+            accepted_tokens: 0,
             waits_for: None,
         }
     }
@@ -92,6 +100,19 @@ impl Entry {
     pub fn remaining(&self) -> u32 {
         let done = self.held || self.produced() >= self.max_tokens;
         if done || (self.pending > 0 && !self.lookahead) { 0 } else { self.total() - self.issued }
+    }
+
+    /// Drafts that its next row may check: none where it waits for a grammar, and no more than may
+    /// be accepted before the last token that it may have.
+    pub fn drafts_wanted(&self) -> u32 {
+        let room = (self.max_tokens - self.produced()).saturating_sub(1);
+        if self.lookahead { room.min(self.drafts.len()) } else { 0 }
+    }
+
+    /// True where `token` as output token `index` ends it.
+    pub fn ends_with(&self, token: Token, index: u32, eos_tokens: &[Token]) -> bool {
+        let eos = !self.ignore_eos && eos_tokens.contains(&token);
+        (eos || self.stop_tokens.contains(&token)) && index + 1 > self.min_tokens
     }
 
     /// True where its last token is the last one that it may have.
@@ -131,6 +152,8 @@ impl Entry {
             cached_tokens: self.cached_tokens,
             completion_tokens: self.tokens.len() as u32 - self.prompt_tokens,
             preemptions: self.preemptions,
+            drafted_tokens: self.drafted_tokens,
+            accepted_tokens: self.accepted_tokens,
         }
     }
 }

@@ -34,6 +34,7 @@ mod error;
 mod ladder;
 mod plan;
 mod postpone;
+mod run;
 mod scheduler;
 mod swap;
 
@@ -45,4 +46,5 @@ pub use counters::{Refused, SchedCounters};
 pub use error::SchedError;
 pub use ladder::{Ladder, standard_buckets};
 pub use lockstep_pool::{Logits, RowPlan};
+pub use run::Run;
 pub use scheduler::Scheduler;

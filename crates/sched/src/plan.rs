@@ -107,7 +107,12 @@ impl Scheduler {
         let entry = self.entry(index);
         let (first, remaining) = (entry.issued, entry.remaining());
         let all = entry.wants_all_logits();
-        let mut n = remaining.min(self.tokens_left(budget, all));
+        let left = self.tokens_left(budget, all);
+        let mut n = remaining.min(left);
+        let drafts = match (n, remaining, all) {
+            (1, 1, false) => entry.drafts_wanted().min(left - 1),
+            _ => 0,
+        };
         if remaining > 1 {
             n = n.min(budget.prefill);
             if budget.kind == Kind::Plain && all {
@@ -126,8 +131,12 @@ impl Scheduler {
             request: entry.id,
             slot: entry.slot.expect("only a running request takes a row"),
             first_position: Position(first),
-            n_tokens: n,
-            logits: if all { Logits::All } else { last_if(samples) },
+            n_tokens: n + drafts,
+            logits: match (all, drafts) {
+                (true, _) => Logits::All,
+                (false, 0) => last_if(samples),
+                (false, _) => Logits::Drafts,
+            },
             samples,
         };
         let source = if entry.pending > 0 { TokenSource::LastToken } else { TokenSource::Literal };
@@ -135,6 +144,7 @@ impl Scheduler {
             plan,
             source,
             output_index: entry.produced(),
+            drafts,
             token_row: 0,
             logit_row: 0,
             entry: index,
@@ -315,20 +325,29 @@ impl Scheduler {
             let (first, end) = (row.plan.first_position.0, row.plan.end());
             if (i as u32) < batch.decode_rows {
                 counters.decode_rows += 1;
+                counters.undrafted_rows += u64::from(self.config.drafts > 0 && row.drafts == 0);
             } else {
                 counters.prefill_rows += 1;
                 counters.prefill_tokens += u64::from(row.plan.n_tokens);
             }
             counters.recomputed_tokens += u64::from(entry.reached.min(end).saturating_sub(first));
-            entry.reached = entry.reached.max(end);
+            entry.reached = entry.reached.max(end - row.drafts);
             entry.issued = end;
             entry.pending += u32::from(row.plan.samples);
         }
     }
 }
 
+/// Cuts a row; where it has drafts, one token is left in any case, and cutting takes drafts alone.
 fn shorten(row: &mut SeqRow, n_tokens: u32) {
-    if n_tokens < row.plan.n_tokens {
+    if n_tokens < row.plan.n_tokens && row.drafts > 0 {
+        assert!(n_tokens > 0, "a row that is placed has room for its token");
+        row.plan.n_tokens = n_tokens;
+        row.drafts = n_tokens - 1;
+        if row.drafts == 0 {
+            row.plan.logits = Logits::Last;
+        }
+    } else if n_tokens < row.plan.n_tokens {
         row.plan.n_tokens = n_tokens;
         row.plan.samples = false;
         if row.plan.logits == Logits::Last {
@@ -345,7 +364,7 @@ fn last_if(samples: bool) -> Logits {
 fn place(batch: &mut Batch, row: SeqRow, budget: &mut Budget) {
     let n = row.plan.n_tokens;
     budget.used += n;
-    let decodes = n == 1 && row.plan.samples && row.plan.logits != Logits::All;
+    let decodes = n == 1 + row.drafts && row.plan.samples && row.plan.logits != Logits::All;
     if decodes {
         batch.rows.insert(batch.decode_rows as usize, row);
         batch.decode_rows += 1;

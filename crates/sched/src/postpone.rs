@@ -25,6 +25,7 @@ impl Scheduler {
         counters.postponed_rows += 1;
         if decodes {
             counters.decode_rows -= 1;
+            counters.undrafted_rows -= u64::from(self.config.drafts > 0 && row.drafts == 0);
         } else {
             counters.prefill_rows -= 1;
             counters.prefill_tokens -= u64::from(row.plan.n_tokens);

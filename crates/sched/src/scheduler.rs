@@ -1,7 +1,7 @@
 //! The scheduler's state and the small operations that everything else is made of.
 
 use crate::entry::Entry;
-use crate::{Batch, Ladder, SchedConfig, SchedCounters, SchedError, SeqRow, Update};
+use crate::{Batch, Ladder, Run, SchedConfig, SchedCounters, SchedError, SeqRow, Update};
 use core::hash::{BuildHasherDefault, Hasher};
 use lockstep_flow::{Failure, FinishReason, Micros, RequestId, SlotId, Token};
 use lockstep_pool::{Pool, PoolError, StepLease, StepTables};
@@ -171,8 +171,17 @@ impl Scheduler {
             return &[];
         }
         let entry = self.entries[row.entry as usize].as_ref();
-        let range = row.plan.first_position.index()..row.plan.end() as usize;
+        let range = row.plan.first_position.index()..(row.plan.end() - row.drafts) as usize;
         entry.and_then(|e| e.tokens.get(range)).unwrap_or(&[])
+    }
+
+    /// The drafts that follow the tokens of a row, as [`Scheduler::literal`].
+    pub fn drafts(&self, row: &SeqRow) -> &[Token] {
+        if !self.is_live(row) {
+            return &[];
+        }
+        let entry = self.entries[row.entry as usize].as_ref();
+        entry.and_then(|e| e.drafts.as_slice().get(..row.drafts as usize)).unwrap_or(&[])
     }
 
     /// True where the row's request still runs and waits for this row: its outcome will count.
@@ -312,7 +321,7 @@ impl Scheduler {
         self.publish(index);
         let entry = self.entries[index as usize].as_mut().expect("a listed request has an entry");
         let slot = entry.slot.take().expect("only a running request leaves a slot");
-        (entry.issued, entry.pending) = (0, 0);
+        (entry.issued, entry.pending, entry.drafts) = (0, 0, Run::default());
         entry.epoch += 1;
         self.pool.release(slot, entry.id).expect("a running request holds its slot");
     }

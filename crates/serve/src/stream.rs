@@ -34,6 +34,8 @@ pub struct Cost {
     pub cached_tokens: u64,
     /// Of all choices.
     pub completion_tokens: u64,
+    /// Drafts that were checked, and of those the accepted ones.
+    pub drafts: (u64, u64),
 }
 
 impl Cost {
@@ -41,7 +43,10 @@ impl Cost {
     pub fn of(choices: &[Choice], per_prompt: usize, hidden_tokens: u32) -> Cost {
         let mut cost = Cost::default();
         for (index, choice) in choices.iter().enumerate() {
-            let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = choice.usage();
+            let usage = choice.usage();
+            let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = usage;
+            cost.drafts.0 += u64::from(usage.drafted_tokens);
+            cost.drafts.1 += u64::from(usage.accepted_tokens);
             if index.is_multiple_of(per_prompt) {
                 cost.prompt_tokens += u64::from(prompt_tokens);
                 cost.cached_tokens += u64::from(cached_tokens);
@@ -53,12 +58,19 @@ impl Cost {
 
     /// OpenAI's `usage` object.
     pub fn to_json(self) -> Value {
-        serde_json::json!({
+        let mut usage = serde_json::json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        })
+        });
+        if let (drafted @ 1.., accepted) = self.drafts {
+            usage["completion_tokens_details"] = serde_json::json!({
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            });
+        }
+        usage
     }
 }
 

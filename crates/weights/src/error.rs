@@ -87,6 +87,21 @@ pub enum WeightsError {
         found: String,
         want: &'static str,
     },
+    /// A code that stands for no number, or for none that the decoded weights can hold.
+    NotANumber {
+        file: PathBuf,
+        name: String,
+        row: u64,
+        col: u64,
+        code: u8,
+        coding: &'static str,
+    },
+    /// The scale of a whole tensor is no finite number.
+    ScaleValue {
+        file: PathBuf,
+        name: String,
+        value: f32,
+    },
     /// A table of expert ids that is not stored as integers.
     TableType {
         file: PathBuf,
@@ -171,6 +186,15 @@ impl fmt::Display for WeightsError {
             }
             WeightsError::ScaleType { file, name, found, want } => {
                 write!(f, "{}: scales `{name}` have type {found}; {want} is needed", file.display())
+            }
+            WeightsError::NotANumber { file, name, row, col, code, coding } => write!(
+                f,
+                "{}: tensor `{name}` has code {code:#04x} at row {row}, column {col}; as {coding} \
+                 it gives no number that weights can have",
+                file.display()
+            ),
+            WeightsError::ScaleValue { file, name, value } => {
+                write!(f, "{}: the scale `{name}` is {value}", file.display())
             }
             WeightsError::TableType { file, name, found } => write!(
                 f,

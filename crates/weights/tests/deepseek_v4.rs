@@ -221,3 +221,55 @@ fn matrices_of_few_bits_are_decoded_exactly() {
     let found = opened("coded-bare", &all).unwrap_err();
     assert!(found.contains("needs its scales `layers.0.attn.wq_a.scale`"), "{found}");
 }
+
+/// Every scale and element code is either decoded or refused with its place: no NaN gets in.
+#[test]
+fn codes_that_stand_for_no_number_are_refused_with_their_place() {
+    let fp8 = |elements: Vec<u8>, scale: u8| {
+        let mut all = tensors();
+        replace(&mut all, "layers.0.attn.wq_a.weight", "F8_E4M3", &[64, 128], elements);
+        all.push(("layers.0.attn.wq_a.scale".into(), "F8_E8M0", vec![1, 1], vec![scale]));
+        opened("codes", &all).map(drop)
+    };
+    let sound = codes(64 * 128, 1);
+    for code in [0, 2, 3, 122, 246, 247, 254, 255u8] {
+        let taken = fp8(sound.clone(), code);
+        assert_eq!(taken.is_ok(), (3..=246).contains(&code), "{code}: {taken:?}");
+    }
+    for nan in [0x7f, 0xff] {
+        let mut elements = sound.clone();
+        elements[128 * 5 + 17] = nan;
+        let found = fp8(elements, 122).unwrap_err();
+        let words = format!("`layers.0.attn.wq_a.weight` has code {nan:#04x} at row 5, column 17");
+        assert!(found.contains(&words) && found.contains("E4M3"), "{found}");
+    }
+    let expert = |tail: &str| format!("layers.2.ffn.experts.5.w1.{tail}");
+    let mx = |code: u8| {
+        let mut all = tensors();
+        replace(&mut all, &expert("weight"), "I8", &[64, 64], codes(64 * 64, 2));
+        let mut scales = vec![120u8; 64 * 4];
+        scales[4 * 9 + 2] = code;
+        all.push((expert("scale"), "F8_E8M0", vec![64, 4], scales));
+        opened("codes", &all).map(drop)
+    };
+    assert!(mx(0).is_ok() && mx(252).is_ok());
+    let found = mx(255).unwrap_err();
+    assert!(found.contains("has code 0xff at row 9, column 2; as E8M0"), "{found}");
+    let nv = |code: u8, global: f32| {
+        let mut all = tensors();
+        replace(&mut all, &expert("weight"), "U8", &[64, 64], codes(64 * 64, 3));
+        let mut scales = codes(64 * 8, 4);
+        scales[8 * 3 + 1] = code;
+        all.push((expert("weight_scale"), "F8_E4M3", vec![64, 8], scales));
+        let global = global.to_le_bytes().to_vec();
+        all.push((expert("weight_scale_2"), "F32", vec![], global));
+        opened("codes", &all).map(drop)
+    };
+    assert!(nv(0x7e, 0.5).is_ok());
+    assert!(nv(0x7f, 0.5).unwrap_err().contains("has code 0x7f at row 3, column 1; as E4M3"));
+    let found = nv(0x7e, f32::NAN).unwrap_err();
+    assert!(
+        found.contains("the scale `layers.2.ffn.experts.5.w1.weight_scale_2` is NaN"),
+        "{found}"
+    );
+}

@@ -52,7 +52,7 @@ pub enum Call {
     /// See [`GatherTokens`].
     GatherTokens(GatherTokens),
     /// See [`Embed`].
-    Embed(Embed),
+    Embed(Embed, lockstep_plan::Axis),
     /// See [`RmsNorm`].
     RmsNorm(RmsNorm, lockstep_plan::Axis),
     /// See [`QuantizeRows`].
@@ -72,7 +72,7 @@ pub enum Call {
     /// See [`Mix`].
     Mix(Box<Mix>),
     /// See [`V4Call`].
-    V4(V4Call),
+    V4(V4Call, lockstep_plan::Axis),
 }
 
 impl Call {
@@ -80,7 +80,7 @@ impl Call {
     pub fn tasks(&self) -> u32 {
         match self {
             Call::GatherTokens(c) => c.tasks(),
-            Call::Embed(c) => c.tasks(),
+            Call::Embed(c, _) => c.tasks(),
             Call::RmsNorm(c, _) => c.tasks(),
             Call::QuantizeRows(c, _) => c.tasks(),
             Call::Gemm(c) => c.parts.iter().flatten().map(|p| p.tasks()).sum(),
@@ -90,7 +90,7 @@ impl Call {
             Call::SiluMul(c) => c.tasks(),
             Call::Sample(c) => c.tasks(),
             Call::Mix(c) => c.tasks(),
-            Call::V4(c) => c.tasks(),
+            Call::V4(c, _) => c.tasks(),
         }
     }
 
@@ -105,7 +105,7 @@ impl Call {
         unsafe {
             match self {
                 Call::GatherTokens(c) => c.run(task, live.t),
-                Call::Embed(c) => c.run(task, live.t),
+                Call::Embed(c, axis) => c.run(task, live.of(*axis)),
                 Call::RmsNorm(c, axis) => c.run(task, live.of(*axis)),
                 Call::QuantizeRows(c, axis) => c.run(task, live.of(*axis)),
                 Call::Gemm(c) => c.run(task, live.of(c.axis)),
@@ -115,7 +115,7 @@ impl Call {
                 Call::SiluMul(c) => c.run(task, live.t),
                 Call::Sample(c) => c.run(task, live.r),
                 Call::Mix(c) => c.run(),
-                Call::V4(c) => c.run(task, live),
+                Call::V4(c, axis) => c.run(task, live.of(*axis)),
             }
         }
     }

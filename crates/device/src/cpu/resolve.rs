@@ -115,7 +115,7 @@ pub fn resolve(
     Ok(Some(match &op.kind {
         OpKind::HostWrite { .. } | OpKind::HostRead { .. } => return Ok(None),
         OpKind::GatherTokens(g) => Call::GatherTokens(r.gather_tokens(g)),
-        OpKind::Embed(e) => Call::Embed(r.embed(e)?),
+        OpKind::Embed(e) => Call::Embed(r.embed(e)?, e.axis),
         OpKind::RmsNorm(n) => Call::RmsNorm(r.rms_norm(n), n.axis),
         OpKind::QuantizeRows(q) => Call::QuantizeRows(r.quantize(q), q.axis),
         OpKind::Gemm(g) => Call::Gemm(r.gemm(g)?),
@@ -125,7 +125,7 @@ pub fn resolve(
         OpKind::SiluMul(s) => Call::SiluMul(r.silu_mul(s)),
         OpKind::Sample(s) => Call::Sample(r.sample(s)),
         OpKind::Mix { seed } => Call::Mix(Box::new(r.mix(*seed, op))),
-        OpKind::V4(op) => Call::V4(r.v4(op)?),
+        OpKind::V4(op) => Call::V4(r.v4(op)?, op.row_axis()),
         OpKind::Collective { ranks } => {
             return Err(r.refuse(&format!("a collective of {ranks} ranks"), "plans of one rank"));
         }
@@ -213,7 +213,7 @@ impl Resolver<'_> {
     fn embed(&self, e: &plan::Embed) -> Result<embed::Embed, DeviceError> {
         Ok(embed::Embed {
             isa: self.isa,
-            rows: self.rows(Axis::T),
+            rows: self.rows(e.axis),
             tokens: self.at.u32(e.tokens),
             desc: self.packed(e.w)?,
             weights: self.at.at(e.w),

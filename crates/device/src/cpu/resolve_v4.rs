@@ -13,16 +13,16 @@ impl Resolver<'_> {
     pub(super) fn v4(&self, op: &V4Op) -> Result<V4Call, DeviceError> {
         Ok(match op {
             V4Op::HyperStart(h) => V4Call::HyperStart(v4::HyperStart {
-                rows: self.rows(Axis::T),
+                rows: self.rows(h.axis),
                 streams: h.streams as usize,
                 dim: h.dim as usize,
                 x: self.at.f32(h.x),
                 out: self.at.f32(h.out),
             }),
-            V4Op::HyperIn(h) => V4Call::HyperIn(self.hyper_in(h), h.axis),
+            V4Op::HyperIn(h) => V4Call::HyperIn(self.hyper_in(h)),
             V4Op::HyperOut(h) => V4Call::HyperOut(v4::HyperOut {
                 isa: self.isa,
-                rows: self.rows(Axis::T),
+                rows: self.rows(h.axis),
                 streams: h.streams as usize,
                 dim: h.dim as usize,
                 y: self.at.f32(h.y),
@@ -31,7 +31,7 @@ impl Resolver<'_> {
             }),
             V4Op::HeadRope(h) => V4Call::HeadRope(v4::HeadRope {
                 isa: self.isa,
-                rows: self.rows(Axis::T),
+                rows: self.rows(h.axis),
                 heads: h.heads as usize,
                 dim: h.dim as usize,
                 unit_norm: h.unit_norm,
@@ -87,7 +87,7 @@ impl Resolver<'_> {
             V4Op::ExpertUp(e) => V4Call::ExpertUp(v4::ExpertUp {
                 product: v4::Product {
                     isa: self.isa,
-                    rows: self.rows(Axis::T),
+                    rows: self.rows(e.axis),
                     per_token: e.per_token as usize,
                     experts: e.experts as usize,
                     desc: self.packed(e.gate)?,
@@ -103,7 +103,7 @@ impl Resolver<'_> {
             }),
             V4Op::ExpertDown(e) => V4Call::ExpertDown(v4::ExpertDown(v4::Product {
                 isa: self.isa,
-                rows: self.rows(Axis::T),
+                rows: self.rows(e.axis),
                 per_token: e.per_token as usize,
                 experts: e.experts as usize,
                 desc: self.packed(e.w)?,
@@ -116,7 +116,7 @@ impl Resolver<'_> {
             })),
             V4Op::LimitedSiluMul(s) => V4Call::LimitedSiluMul(v4::LimitedSiluMul {
                 isa: self.isa,
-                rows: self.rows(Axis::T),
+                rows: self.rows(s.axis),
                 dim: s.dim as usize,
                 limit: f32::from_bits(s.limit_bits),
                 x: self.at.f32(s.x),
@@ -124,7 +124,7 @@ impl Resolver<'_> {
             }),
             V4Op::ExpertSum(s) => V4Call::ExpertSum(v4::ExpertSum {
                 isa: self.isa,
-                rows: self.rows(Axis::T),
+                rows: self.rows(s.axis),
                 per_token: s.per_token as usize,
                 dim: s.dim as usize,
                 shared: self.at.f32(s.shared),
@@ -132,7 +132,66 @@ impl Resolver<'_> {
                 weights: self.at.f32(s.weights),
                 out: self.at.f32(s.out),
             }),
+            V4Op::StreamNorm(s) => V4Call::StreamNorm(self.stream_norm(s)),
+            V4Op::ShiftPositions(s) => V4Call::ShiftPositions(v4::ShiftPositions {
+                rows: self.rows(s.axis),
+                by: s.by,
+                limit: s.limit,
+                positions: self.at.u32(s.positions),
+                out: self.at.u32(s.out),
+            }),
+            V4Op::DraftStart(d) => V4Call::DraftStart(v4::DraftStart {
+                rows: self.rows(Axis::R),
+                vocab: d.vocab,
+                results: self.at.at(d.results).cast(),
+                logit_rows: self.at.u32(d.logit_rows),
+                positions: self.at.u32(d.positions),
+                token_seq: self.at.u32(d.token_seq),
+                tokens_out: self.at.u32(d.tokens_out),
+                positions_out: self.at.u32(d.positions_out),
+                seqs_out: self.at.u32(d.seqs_out),
+            }),
+            V4Op::DraftPick(d) => V4Call::DraftPick(v4::DraftPick {
+                rows: self.rows(Axis::R),
+                vocab: d.vocab as usize,
+                logits: self.at.f32(d.logits),
+                out: self.at.u32(d.out),
+            }),
         })
+    }
+
+    /// Addresses of a few buffers of f32; null past the last.
+    fn list<const N: usize>(&self, of: &[BufferId], what: &str) -> [*mut f32; N] {
+        assert!(of.len() <= N, "{} {what}, and {N} is the most", of.len());
+        let mut out = [core::ptr::null_mut(); N];
+        for (to, id) in out.iter_mut().zip(of) {
+            *to = self.at.f32(*id);
+        }
+        out
+    }
+
+    fn stream_norm(&self, s: &plan::StreamNorm) -> v4::StreamNorm {
+        let width = s.outs.len() as u32 * s.dim;
+        let source = match s.source {
+            plan::StreamSource::Before { pages, tables } => v4::StreamSource::Before {
+                pages: self.paged(pages, width, 1),
+                tables: self.tables(&tables),
+            },
+            plan::StreamSource::Rows { x, row_index } => v4::StreamSource::Rows {
+                x: self.at.f32(x),
+                row_index: row_index.map_or(core::ptr::null(), |id| self.at.u32(id)),
+            },
+        };
+        v4::StreamNorm {
+            isa: self.isa,
+            rows: self.rows(s.axis),
+            dim: s.dim as usize,
+            eps: f32::from_bits(s.eps_bits),
+            source,
+            norm: self.at.f32(s.norm),
+            streams: s.outs.len(),
+            outs: self.list(&s.outs, "residual streams"),
+        }
     }
 
     fn paged(&self, pages: BufferId, row: u32, ratio: u32) -> PagedRows {
@@ -201,7 +260,7 @@ impl Resolver<'_> {
         });
         v4::SinkAttention {
             isa: self.isa,
-            rows: self.rows(Axis::T),
+            rows: self.rows(a.axis),
             heads: a.heads as usize,
             dim: a.dim as usize,
             q: self.at.f32(a.q),
@@ -209,6 +268,8 @@ impl Resolver<'_> {
             window_rows: self.paged(a.window_rows, a.dim, 1),
             window: a.window as usize,
             compressed,
+            tail: self.list(&a.tail, "rows of a tail"),
+            tail_rows: a.tail.len(),
             rope: self.tail_rope(&a.rope),
             tables: self.tables(&a.tables),
             out: self.at.f32(a.out),
@@ -230,7 +291,7 @@ impl Resolver<'_> {
             weights: self.at.at(g.w),
             bias: core::ptr::null(),
             x: Activations::F32 { values: self.at.f32(g.x), row_stride: k * g.groups as usize },
-            rows: self.rows(Axis::T),
+            rows: self.rows(g.axis),
             epilogue: Epilogue::Store {
                 out: self.at.f32(g.out),
                 row_stride: n * g.groups as usize,
@@ -253,7 +314,7 @@ impl Resolver<'_> {
         };
         v4::Route {
             isa: self.isa,
-            rows: self.rows(Axis::T),
+            rows: self.rows(r.axis),
             experts: r.experts as usize,
             per_token: r.per_token as usize,
             scaling: f32::from_bits(r.scaling_bits),

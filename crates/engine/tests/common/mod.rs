@@ -111,6 +111,12 @@ impl LogitTap for Keeper {
             self.0.lock().unwrap().keep(request, position, logits);
         }
     }
+
+    fn draft(&mut self, request: RequestId, position: u32, logits: &[f32]) {
+        if request.0 < COMPANY {
+            self.0.lock().unwrap().keep_draft(request, position, logits);
+        }
+    }
 }
 
 /// Keeps events for the test to look at.
@@ -231,7 +237,8 @@ impl Engine {
         let mut rows = self.rows.lock().unwrap();
         let outcome = |(i, sink): (usize, &Recorder)| {
             let id = RequestId(first + i as u64);
-            Outcome::of(&sink.0.lock().unwrap(), rows.take(id))
+            let (rows, drafts) = rows.take(id);
+            Outcome { drafts, ..Outcome::of(&sink.0.lock().unwrap(), rows) }
         };
         sinks.iter().enumerate().map(outcome).collect()
     }

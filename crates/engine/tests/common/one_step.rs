@@ -54,6 +54,7 @@ impl OneStep {
             context_tokens: tokens.next_multiple_of(PAGE_TOKENS),
             kv_dtype: KvDtype::F32,
             lanes: 8,
+            drafts: 0,
         };
         let proven = prove_all(&model, &CpuBackend, &shape, &[(key, Mode::Captured)]).unwrap();
         let proven = proven[0].proven.clone();

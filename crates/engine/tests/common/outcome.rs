@@ -3,25 +3,35 @@
 use lockstep_flow::{Event, EventKind, FinishReason, RequestId, Token, TokenLogprob, Usage};
 use std::collections::{BTreeMap, HashMap};
 
-/// Logits by request and position.
+/// Rows of logits by position.
+pub type ByPosition = BTreeMap<u32, Vec<f32>>;
+
+/// Logits by request and position, and those of drafts.
 #[derive(Default)]
-pub struct Rows(HashMap<RequestId, BTreeMap<u32, Vec<f32>>>);
+pub struct Rows(HashMap<RequestId, (ByPosition, ByPosition)>);
 
 impl Rows {
     /// Keeps a row; a position that is computed twice (after a preemption) has the same bits.
     pub fn keep(&mut self, request: RequestId, position: u32, logits: &[f32]) {
-        let rows = self.0.entry(request).or_default();
-        match rows.get(&position) {
-            None => drop(rows.insert(position, logits.to_vec())),
-            Some(before) => {
-                let at = first_difference(before, logits);
-                assert_eq!(at, None, "request {request} position {position} computed again");
-            }
-        }
+        let rows = &mut self.0.entry(request).or_default().0;
+        keep(rows, position, logits, &format!("request {request} position {position}"));
     }
 
-    pub fn take(&mut self, request: RequestId) -> BTreeMap<u32, Vec<f32>> {
+    /// As [`Rows::keep`], of drafts.
+    pub fn keep_draft(&mut self, request: RequestId, position: u32, logits: &[f32]) {
+        let rows = &mut self.0.entry(request).or_default().1;
+        keep(rows, position, logits, &format!("request {request} draft at {position}"));
+    }
+
+    pub fn take(&mut self, request: RequestId) -> (ByPosition, ByPosition) {
         self.0.remove(&request).unwrap_or_default()
+    }
+}
+
+fn keep(rows: &mut ByPosition, position: u32, logits: &[f32], what: &str) {
+    match rows.get(&position) {
+        None => drop(rows.insert(position, logits.to_vec())),
+        Some(before) => assert_eq!(first_difference(before, logits), None, "{what} computed again"),
     }
 }
 
@@ -38,12 +48,14 @@ pub struct Outcome {
     pub prompt: Vec<TokenLogprob>,
     pub reason: FinishReason,
     pub usage: Usage,
-    pub rows: BTreeMap<u32, Vec<f32>>,
+    pub rows: ByPosition,
+    /// Of the prediction block, where it drafts.
+    pub drafts: ByPosition,
 }
 
 impl Outcome {
     /// Reads a request's events; panics where they are not in the order that a client relies on.
-    pub fn of(events: &[Event], rows: BTreeMap<u32, Vec<f32>>) -> Outcome {
+    pub fn of(events: &[Event], rows: ByPosition) -> Outcome {
         let (mut tokens, mut logprobs, mut prompt) = (Vec::new(), Vec::new(), Vec::new());
         let Some((last, before)) = events.split_last() else { panic!("no events") };
         assert!(matches!(events[0].kind, EventKind::Started { .. }), "{:?}", events[0]);
@@ -62,7 +74,8 @@ impl Outcome {
             }
         }
         let EventKind::Finished { reason, usage } = last.kind else { panic!("{last:?}") };
-        Outcome { tokens, logprobs, prompt, reason, usage, rows }
+        let drafts = ByPosition::new();
+        Outcome { tokens, logprobs, prompt, reason, usage, rows, drafts }
     }
 
     /// Logits at a position.

@@ -2,116 +2,171 @@
 
 use super::compress::Which;
 use super::state::Paged;
-use super::{DeepSeekV4, Step, Sublayer, product, v4, v4_on};
+use super::{DeepSeekV4, Site, Step, Sublayer, product, v4, v4_on};
 use crate::ModelError;
 use crate::emit::Emit;
 use lockstep_plan::v4::{
-    CompressedRows, GroupedGemm, HeadRope, IndexScores, IndexTopK, SinkAttention, TailRope, V4Op,
-    WindowStore,
+    CompressedRows, GroupedGemm, HeadRope, IndexScores, IndexTopK, SinkAttention, Tables, TailRope,
+    V4Op, WindowStore,
 };
 use lockstep_plan::{Axis, BufferId, Elem, LaneId, OpKind, RmsNorm};
-use lockstep_weights::{Compression, Role, V4Place, V4Role};
+use lockstep_weights::{Compression, V4Role};
+
+/// The rows that an attention sees.
+pub(super) struct Seen {
+    /// Pages of the window.
+    pub window_rows: BufferId,
+    /// Rows beyond it.
+    pub compressed: Option<CompressedRows>,
+    /// Rows that have no page yet, of a prediction block.
+    pub tail: Vec<BufferId>,
+    /// The rotation.
+    pub rope: TailRope,
+    /// Where everything is.
+    pub tables: Tables,
+}
 
 impl DeepSeekV4 {
     pub(super) fn attention(
         &self,
         e: &mut Emit<'_>,
         step: &Step,
+        site: &Site,
         layer: u32,
     ) -> Result<(), ModelError> {
-        let spec = &self.spec;
-        let place = V4Place::Layer(layer);
-        let at = |what: &str| format!("{place}{what}");
-        let role = |r| Role::V4(place, r);
         let compression = self.compression(layer);
         let rope = step.ropes[usize::from(compression != Compression::Window)];
-        let d = spec.hidden;
-        let entered = self.enter(e, step, layer, Sublayer::Attention);
+        let entered = self.enter(e, site, Sublayer::Attention);
         let row = entered.row;
-
-        let part = e.part(role(V4Role::WqA), (spec.q_lora, d, 0), None)?;
-        let q_a = product(e, LaneId::MAIN, &at("wq_a"), (row, d), vec![part]);
-        let part = e.part(role(V4Role::Wkv), (spec.head_dim, d, 0), None)?;
-        let kv = product(e, LaneId::MAIN, &at("wkv"), (row, d), vec![part]);
-        let q_lora = self.q_norm(e, place, q_a);
-        let window_rows = self.store_window(e, step, layer, rope, kv);
+        let q_lora = self.query_row(e, site, row)?;
+        let kv = self.key_value(e, site, row)?;
+        let window_rows = self.store_window(e, step, site, rope, kv);
         let compressed = match compression {
             Compression::Window => None,
             _ => {
                 let lane = step.lanes.compress;
                 let rows = self.compress(e, step, layer, (Which::Core, lane), row)?;
                 let selection = match compression {
-                    Compression::C4 => Some(self.select(e, step, layer, rope, row, q_lora)?),
+                    Compression::C4 => Some(self.select(e, step, site, layer, (row, q_lora))?),
                     _ => None,
                 };
                 let ratio = compression.ratio().expect("a compressed layer has a ratio");
                 Some(CompressedRows { rows, ratio, selection })
             }
         };
-
-        let q_width = spec.q_width();
-        let part = e.part(role(V4Role::WqB), (q_width, spec.q_lora, 0), None)?;
-        let q = product(e, LaneId::MAIN, &at("wq_b"), (q_lora, spec.q_lora), vec![part]);
-        self.turn(e, LaneId::MAIN, at("q_rope"), step, (q, spec.heads, spec.head_dim), rope, true);
-        let out = e.rows_f32(at("attention.out"), Axis::T, q_width);
-        let op = SinkAttention {
-            q,
-            heads: spec.heads,
-            dim: spec.head_dim,
-            sinks: e.vector(role(V4Role::Sink), spec.heads),
-            window_rows,
-            window: spec.window,
-            compressed,
-            rope,
-            tables: step.tables,
-            out,
-        };
-        v4(e, at("attention"), V4Op::SinkAttention(op));
-        let y = self.project_out(e, place, out)?;
-        self.leave(e, step, at("attn_out"), &entered, y);
+        let seen = Seen { window_rows, compressed, tail: Vec::new(), rope, tables: step.tables };
+        let y = self.attend(e, site, q_lora, seen)?;
+        self.leave(e, site, "attn_out", &entered, y);
         Ok(())
     }
 
     /// The low-rank row of the queries, normed; the indexer's queries start from it as well.
-    fn q_norm(&self, e: &mut Emit<'_>, place: V4Place, x: BufferId) -> BufferId {
-        let dim = self.spec.q_lora;
-        let out = e.rows_f32(format!("{place}q_norm.out"), Axis::T, dim);
+    pub(super) fn query_row(
+        &self,
+        e: &mut Emit<'_>,
+        site: &Site,
+        row: BufferId,
+    ) -> Result<BufferId, ModelError> {
+        let (dim, d) = (self.spec.q_lora, self.spec.hidden);
+        let part = e.part(site.role(V4Role::WqA), (dim, d, 0), None)?;
+        let on = (LaneId::MAIN, site.axis);
+        let x = product(e, on, &site.at("wq_a"), (row, d), vec![part]);
+        Ok(self.norm(e, site, "q_norm", (V4Role::QNorm, dim), x))
+    }
+
+    /// The key-value row, before its norm.
+    pub(super) fn key_value(
+        &self,
+        e: &mut Emit<'_>,
+        site: &Site,
+        row: BufferId,
+    ) -> Result<BufferId, ModelError> {
+        let d = self.spec.hidden;
+        let part = e.part(site.role(V4Role::Wkv), (self.spec.head_dim, d, 0), None)?;
+        let on = (LaneId::MAIN, site.axis);
+        Ok(product(e, on, &site.at("wkv"), (row, d), vec![part]))
+    }
+
+    /// Queries, their attention to what is `seen`, and its result in the hidden width.
+    pub(super) fn attend(
+        &self,
+        e: &mut Emit<'_>,
+        site: &Site,
+        q_lora: BufferId,
+        seen: Seen,
+    ) -> Result<BufferId, ModelError> {
+        let spec = &self.spec;
+        let q_width = spec.q_width();
+        let part = e.part(site.role(V4Role::WqB), (q_width, spec.q_lora, 0), None)?;
+        let on = (LaneId::MAIN, site.axis);
+        let q = product(e, on, &site.at("wq_b"), (q_lora, spec.q_lora), vec![part]);
+        let heads = (q, spec.heads, spec.head_dim);
+        self.turn(e, LaneId::MAIN, site, "q_rope", heads, (seen.rope, true));
+        let out = e.rows_f32(site.at("attention.out"), site.axis, q_width);
+        let op = SinkAttention {
+            axis: site.axis,
+            q,
+            heads: spec.heads,
+            dim: spec.head_dim,
+            sinks: e.vector(site.role(V4Role::Sink), spec.heads),
+            window_rows: seen.window_rows,
+            window: spec.window,
+            compressed: seen.compressed,
+            tail: seen.tail,
+            rope: seen.rope,
+            tables: seen.tables,
+            out,
+        };
+        v4(e, site.at("attention"), V4Op::SinkAttention(op));
+        self.project_out(e, site, out)
+    }
+
+    /// The norm of rows with the vector of a role.
+    pub(super) fn norm(
+        &self,
+        e: &mut Emit<'_>,
+        site: &Site,
+        what: &str,
+        (role, dim): (V4Role, u32),
+        x: BufferId,
+    ) -> BufferId {
+        let name = site.at(what);
+        let out = e.rows_f32(format!("{name}.out"), site.axis, dim);
         let norm = RmsNorm {
-            axis: Axis::T,
+            axis: site.axis,
             x,
             row_index: None,
-            weight: e.vector(Role::V4(place, V4Role::QNorm), dim),
+            weight: e.vector(site.role(role), dim),
             dim,
             eps_bits: self.spec.norm_eps.to_bits(),
             out: Some(out),
             out_q: None,
         };
-        e.op(format!("{place}q_norm"), OpKind::RmsNorm(norm));
+        e.op(name, OpKind::RmsNorm(norm));
         out
     }
 
-    fn store_window(
+    pub(super) fn store_window(
         &self,
         e: &mut Emit<'_>,
         step: &Step,
-        layer: u32,
+        site: &Site,
         rope: TailRope,
         kv: BufferId,
     ) -> BufferId {
         let spec = &self.spec;
-        let place = V4Place::Layer(layer);
-        let pages = Paged::Window.declare(e, spec, layer);
+        let pages = Paged::Window.declare(e, spec, site.place);
         let op = WindowStore {
             kv,
-            norm: e.vector(Role::V4(place, V4Role::KvNorm), spec.head_dim),
+            norm: e.vector(site.role(V4Role::KvNorm), spec.head_dim),
             dim: spec.head_dim,
             eps_bits: spec.norm_eps.to_bits(),
             rope,
-            positions: step.inputs.positions,
+            positions: site.positions,
             write_slots: step.inputs.write_slots,
             pages,
         };
-        v4_on(e, step.lanes.window, format!("{place}window_store"), V4Op::WindowStore(op));
+        v4_on(e, step.lanes.window, site.at("window_store"), V4Op::WindowStore(op));
         pages
     }
 
@@ -120,25 +175,26 @@ impl DeepSeekV4 {
         &self,
         e: &mut Emit<'_>,
         step: &Step,
+        site: &Site,
         layer: u32,
-        rope: TailRope,
-        row: BufferId,
-        q_lora: BufferId,
+        (row, q_lora): (BufferId, BufferId),
     ) -> Result<(BufferId, u32), ModelError> {
         let spec = &self.spec;
-        let place = V4Place::Layer(layer);
-        let at = |what: &str| format!("{place}{what}");
-        let role = |r| Role::V4(place, r);
+        let rope = step.ropes[1];
+        let at = |what: &str| site.at(what);
+        let role = |r| site.role(r);
         let (heads, dim, topk) = (spec.index_heads, spec.index_head_dim, spec.index_topk);
         let lanes = step.lanes;
         let keys = self.compress(e, step, layer, (Which::Index, lanes.index), row)?;
         let part = e.part(role(V4Role::IndexWeights), (heads, spec.hidden, 0), None)?;
         let name = at("index_weights");
-        let weights = product(e, lanes.index_weights, &name, (row, spec.hidden), vec![part]);
+        let on = (lanes.index_weights, Axis::T);
+        let weights = product(e, on, &name, (row, spec.hidden), vec![part]);
         let part = e.part(role(V4Role::IndexWqB), (heads * dim, spec.q_lora, 0), None)?;
         let lane = lanes.index_query;
-        let q = product(e, lane, &at("index_wq_b"), (q_lora, spec.q_lora), vec![part]);
-        self.turn(e, lane, at("index_q_rope"), step, (q, heads, dim), rope, false);
+        let on = (lane, Axis::T);
+        let q = product(e, on, &at("index_wq_b"), (q_lora, spec.q_lora), vec![part]);
+        self.turn(e, lane, site, "index_q_rope", (q, heads, dim), (rope, false));
         let ratio = 4;
         let context = step.tables.pages_per_seq_max * lockstep_flow::limits::PAGE_TOKENS;
         let rows_max = context / ratio;
@@ -163,38 +219,38 @@ impl DeepSeekV4 {
         Ok((out, topk))
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn turn(
+    /// Rotates heads, normed first where `unit_norm` says so.
+    pub(super) fn turn(
         &self,
         e: &mut Emit<'_>,
         lane: LaneId,
-        name: String,
-        step: &Step,
+        site: &Site,
+        what: &str,
         (x, heads, dim): (BufferId, u32, u32),
-        rope: TailRope,
-        unit_norm: bool,
+        (rope, unit_norm): (TailRope, bool),
     ) {
         let eps_bits = self.spec.norm_eps.to_bits();
-        let positions = step.inputs.positions;
-        let op = HeadRope { x, heads, dim, unit_norm, eps_bits, rope, positions };
-        v4_on(e, lane, name, V4Op::HeadRope(op));
+        let (axis, positions) = (site.axis, site.positions);
+        let op = HeadRope { axis, x, heads, dim, unit_norm, eps_bits, rope, positions };
+        v4_on(e, lane, site.at(what), V4Op::HeadRope(op));
     }
 
     /// Groups of heads to low-rank rows, and those to the hidden width.
     fn project_out(
         &self,
         e: &mut Emit<'_>,
-        place: V4Place,
+        site: &Site,
         x: BufferId,
     ) -> Result<BufferId, ModelError> {
         let spec = &self.spec;
         let (groups, n, k) = (spec.o_groups, spec.o_lora, spec.q_width() / spec.o_groups);
-        let (w, format) = e.matrix(Role::V4(place, V4Role::WoA), groups * n, k)?;
-        let out = e.rows_f32(format!("{place}wo_a.out"), Axis::T, groups * n);
-        let op = GroupedGemm { x, groups, k, n, w, format, out };
-        v4(e, format!("{place}wo_a"), V4Op::GroupedGemm(op));
-        let part = e.part(Role::V4(place, V4Role::WoB), (spec.hidden, groups * n, 0), None)?;
-        let name = format!("{place}wo_b");
-        Ok(product(e, LaneId::MAIN, &name, (out, groups * n), vec![part]))
+        let (w, format) = e.matrix(site.role(V4Role::WoA), groups * n, k)?;
+        let axis = site.axis;
+        let out = e.rows_f32(site.at("wo_a.out"), axis, groups * n);
+        let op = GroupedGemm { axis, x, groups, k, n, w, format, out };
+        v4(e, site.at("wo_a"), V4Op::GroupedGemm(op));
+        let part = e.part(site.role(V4Role::WoB), (spec.hidden, groups * n, 0), None)?;
+        let on = (LaneId::MAIN, axis);
+        Ok(product(e, on, &site.at("wo_b"), (out, groups * n), vec![part]))
     }
 }

@@ -6,7 +6,7 @@ use super::{DeepSeekV4, Step, product, v4_on};
 use crate::ModelError;
 use crate::emit::Emit;
 use lockstep_plan::v4::{CompressRows, StateStore, V4Op};
-use lockstep_plan::{BufferId, LaneId};
+use lockstep_plan::{Axis, BufferId, LaneId};
 use lockstep_weights::{Compression, Role, V4Place, V4Role};
 
 /// Which of a layer's compressors.
@@ -75,12 +75,12 @@ impl DeepSeekV4 {
             e.part(Role::V4(place, p.gate), (channels, d, channels), None)?,
         ];
         let name = format!("{place}{}", p.name);
-        let x = product(e, lane, &format!("{name}_kv_gate"), (row, d), parts);
-        let state = p.state.declare(e, spec, layer);
+        let x = product(e, (lane, Axis::T), &format!("{name}_kv_gate"), (row, d), parts);
+        let state = p.state.declare(e, spec, place);
         let write_slots = step.inputs.write_slots;
         let store = StateStore { x, cols, write_slots, pages: state };
         v4_on(e, lane, format!("{name}_store"), V4Op::StateStore(store));
-        let rows = p.rows.declare(e, spec, layer);
+        let rows = p.rows.declare(e, spec, place);
         let op = CompressRows {
             state,
             ratio,

@@ -1,12 +1,12 @@
 //! The feed-forward sublayer: routed experts, and the shared one beside them.
 
 use super::weights::stack_name;
-use super::{DeepSeekV4, Step, Sublayer, product, v4, v4_on};
+use super::{DeepSeekV4, Site, Step, Sublayer, product, v4, v4_on};
 use crate::ModelError;
 use crate::emit::Emit;
 use lockstep_plan::format::Format;
 use lockstep_plan::v4::{Choice, ExpertDown, ExpertSum, ExpertUp, LimitedSiluMul, Route, V4Op};
-use lockstep_plan::{Axis, BufferId, Elem, LaneId};
+use lockstep_plan::{BufferId, Elem, LaneId};
 use lockstep_weights::{Role, V4Part, V4Place, V4Role};
 
 impl DeepSeekV4 {
@@ -14,21 +14,20 @@ impl DeepSeekV4 {
         &self,
         e: &mut Emit<'_>,
         step: &Step,
-        layer: u32,
+        site: &Site,
     ) -> Result<(), ModelError> {
         let spec = &self.spec;
-        let place = V4Place::Layer(layer);
-        let at = |what: &str| format!("{place}{what}");
-        let entered = self.enter(e, step, layer, Sublayer::FeedForward);
+        let entered = self.enter(e, site, Sublayer::FeedForward);
         let row = entered.row;
-        let shared = self.shared_expert(e, step, place, row)?;
-        let (chosen, weights) = self.route(e, step, layer, row)?;
-        let routed = self.routed_experts(e, place, row, chosen)?;
-        let out = e.rows_f32(at("ffn.out"), Axis::T, spec.hidden);
+        let shared = self.shared_expert(e, step, site, row)?;
+        let (chosen, weights) = self.route(e, step, site, row)?;
+        let routed = self.routed_experts(e, site, row, chosen)?;
+        let axis = site.axis;
+        let out = e.rows_f32(site.at("ffn.out"), axis, spec.hidden);
         let (per_token, dim) = (spec.experts_per_token, spec.hidden);
-        let op = ExpertSum { shared, routed, weights, per_token, dim, out };
-        v4(e, at("expert_sum"), V4Op::ExpertSum(op));
-        self.leave(e, step, at("ffn_out"), &entered, out);
+        let op = ExpertSum { axis, shared, routed, weights, per_token, dim, out };
+        v4(e, site.at("expert_sum"), V4Op::ExpertSum(op));
+        self.leave(e, site, "ffn_out", &entered, out);
         Ok(())
     }
 
@@ -36,41 +35,41 @@ impl DeepSeekV4 {
         &self,
         e: &mut Emit<'_>,
         step: &Step,
-        place: V4Place,
+        site: &Site,
         row: BufferId,
     ) -> Result<BufferId, ModelError> {
         let spec = &self.spec;
-        let (d, ffn, lane) = (spec.hidden, spec.ffn, step.lanes.window);
-        let role = |part| Role::V4(place, V4Role::Shared(part));
+        let (d, ffn, lane, axis) = (spec.hidden, spec.ffn, step.lanes.window, site.axis);
+        let role = |part| site.role(V4Role::Shared(part));
         let parts = vec![
             e.part(role(V4Part::Gate), (ffn, d, 0), None)?,
             e.part(role(V4Part::Up), (ffn, d, ffn), None)?,
         ];
-        let x = product(e, lane, &format!("{place}shared_up"), (row, d), parts);
-        let out = e.rows_f32(format!("{place}shared_gated.out"), Axis::T, ffn);
+        let x = product(e, (lane, axis), &site.at("shared_up"), (row, d), parts);
+        let out = e.rows_f32(site.at("shared_gated.out"), axis, ffn);
         let limit_bits = spec.swiglu_limit.to_bits();
-        let op = LimitedSiluMul { x, dim: ffn, limit_bits, out };
-        v4_on(e, lane, format!("{place}shared_gated"), V4Op::LimitedSiluMul(op));
+        let op = LimitedSiluMul { axis, x, dim: ffn, limit_bits, out };
+        v4_on(e, lane, site.at("shared_gated"), V4Op::LimitedSiluMul(op));
         let part = e.part(role(V4Part::Down), (d, ffn, 0), None)?;
-        Ok(product(e, lane, &format!("{place}shared_down"), (out, ffn), vec![part]))
+        Ok(product(e, (lane, axis), &site.at("shared_down"), (out, ffn), vec![part]))
     }
 
-    /// Returns the chosen experts and their weights, `[T][experts_per_token]` each.
+    /// Returns the chosen experts and their weights, `[rows][experts_per_token]` each.
     fn route(
         &self,
         e: &mut Emit<'_>,
         step: &Step,
-        layer: u32,
+        site: &Site,
         row: BufferId,
     ) -> Result<(BufferId, BufferId), ModelError> {
         let spec = &self.spec;
-        let place = V4Place::Layer(layer);
-        let role = |r| Role::V4(place, r);
+        let (axis, role) = (site.axis, |r| site.role(r));
         let (experts, per_token) = (spec.experts, spec.experts_per_token);
         let part = e.part(role(V4Role::Router), (experts, spec.hidden, 0), None)?;
-        let name = format!("{place}router");
-        let logits = product(e, LaneId::MAIN, &name, (row, spec.hidden), vec![part]);
-        let choice = if spec.is_hashed(layer) {
+        let on = (LaneId::MAIN, axis);
+        let logits = product(e, on, &site.at("router"), (row, spec.hidden), vec![part]);
+        let hashed = matches!(site.place, V4Place::Layer(n) if spec.is_hashed(n));
+        let choice = if hashed {
             let bytes = u64::from(spec.vocab) * u64::from(per_token) * 4;
             let table = e.b.weight(role(V4Role::RouterTable).to_string(), bytes, Elem::U32);
             Choice::Table { table, tokens: step.tokens }
@@ -78,30 +77,32 @@ impl DeepSeekV4 {
             Choice::Scored { bias: e.vector(role(V4Role::RouterBias), experts) }
         };
         let bytes = u64::from(per_token) * 4;
-        let chosen = e.b.transient(format!("{place}chosen"), Axis::T, bytes, Elem::U32);
-        let weights = e.rows_f32(format!("{place}expert_weights"), Axis::T, per_token);
+        let chosen = e.b.transient(site.at("chosen"), axis, bytes, Elem::U32);
+        let weights = e.rows_f32(site.at("expert_weights"), axis, per_token);
         let scaling_bits = spec.routed_scaling.to_bits();
-        let op = Route { logits, choice, experts, per_token, scaling_bits, chosen, weights };
-        v4(e, format!("{place}route"), V4Op::Route(op));
+        let op = Route { axis, logits, choice, experts, per_token, scaling_bits, chosen, weights };
+        v4(e, site.at("route"), V4Op::Route(op));
         Ok((chosen, weights))
     }
 
-    /// Results of the chosen experts, `[T][experts_per_token][hidden]`.
+    /// Results of the chosen experts, `[rows][experts_per_token][hidden]`.
     fn routed_experts(
         &self,
         e: &mut Emit<'_>,
-        place: V4Place,
+        site: &Site,
         row: BufferId,
         chosen: BufferId,
     ) -> Result<BufferId, ModelError> {
         let spec = &self.spec;
+        let (place, axis) = (site.place, site.axis);
         let (d, ffn, per_token, experts) =
             (spec.hidden, spec.ffn, spec.experts_per_token, spec.experts);
         let (gate, format) = self.stack(e, place, V4Part::Gate, (ffn, d))?;
         let (up, up_format) = self.stack(e, place, V4Part::Up, (ffn, d))?;
         debug_assert_eq!(format, up_format, "a stack's format is one for gate and up");
-        let h = e.rows_f32(format!("{place}expert_up.out"), Axis::T, per_token * ffn);
+        let h = e.rows_f32(site.at("expert_up.out"), axis, per_token * ffn);
         let op = ExpertUp {
+            axis,
             x: row,
             chosen,
             per_token,
@@ -114,11 +115,12 @@ impl DeepSeekV4 {
             limit_bits: spec.swiglu_limit.to_bits(),
             out: h,
         };
-        v4(e, format!("{place}expert_up"), V4Op::ExpertUp(op));
+        v4(e, site.at("expert_up"), V4Op::ExpertUp(op));
         let (w, format) = self.stack(e, place, V4Part::Down, (d, ffn))?;
-        let out = e.rows_f32(format!("{place}expert_down.out"), Axis::T, per_token * d);
-        let op = ExpertDown { x: h, chosen, per_token, experts, w, format, k: ffn, n: d, out };
-        v4(e, format!("{place}expert_down"), V4Op::ExpertDown(op));
+        let out = e.rows_f32(site.at("expert_down.out"), axis, per_token * d);
+        let op =
+            ExpertDown { axis, x: h, chosen, per_token, experts, w, format, k: ffn, n: d, out };
+        v4(e, site.at("expert_down"), V4Op::ExpertDown(op));
         Ok(out)
     }
 
@@ -131,7 +133,11 @@ impl DeepSeekV4 {
         (n, k): (u32, u32),
     ) -> Result<(BufferId, Format), ModelError> {
         let format = self.formats.get(Role::V4(place, V4Role::Expert(0, part)))?;
+        let name = stack_name(place, part);
+        if let Some(bound) = e.b.find(&name) {
+            return Ok((bound, format));
+        }
         let bytes = e.backend.matrix_bytes(format, self.spec.experts * n, k)?;
-        Ok((e.b.weight(stack_name(place, part), bytes, Elem::Packed(format)), format))
+        Ok((e.b.weight(name, bytes, Elem::Packed(format)), format))
     }
 }

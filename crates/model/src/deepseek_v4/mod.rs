@@ -7,12 +7,15 @@
 //! pages of the same block table, so that they are owned, shared and freed together, and so that a
 //! chunk, a cached prefix or a resumed sequence reads the same bytes.
 //!
+//! Where drafts are asked for, a prediction block follows the draw ([`mtp`]).
+//!
 //! Lanes: the key-value store, the compressor, the indexer, its query and its weights run beside
 //! the main lane and meet it before attention; the shared expert runs beside the routed ones.
 
 mod attention;
 mod compress;
 mod feed_forward;
+mod mtp;
 mod state;
 mod weights;
 
@@ -59,6 +62,29 @@ struct Lanes {
     index_weights: LaneId,
 }
 
+/// Where a block runs: whose weights, over which rows and streams.
+#[derive(Clone, Debug)]
+struct Site {
+    place: V4Place,
+    /// What the names of its ops and rows begin with.
+    name: String,
+    axis: Axis,
+    /// The residual streams.
+    x: BufferId,
+    /// `[rows of axis]` u32.
+    positions: BufferId,
+}
+
+impl Site {
+    fn at(&self, what: &str) -> String {
+        format!("{}{what}", self.name)
+    }
+
+    const fn role(&self, role: V4Role) -> Role {
+        Role::V4(self.place, role)
+    }
+}
+
 /// Which sublayer a hyper-connection is around.
 #[derive(Clone, Copy)]
 enum Sublayer {
@@ -100,7 +126,7 @@ impl DeepSeekV4 {
         shape: &PlanShape,
     ) -> Result<Vec<SubPool>, ModelError> {
         self.check(backend, shape)?;
-        Ok(state::sub_pools(&self.spec))
+        Ok(state::sub_pools(&self.spec, shape))
     }
 
     /// State by slots: name and bytes of one slot.
@@ -122,6 +148,9 @@ impl DeepSeekV4 {
             ffn: s.ffn,
             experts_per_token: s.experts_per_token,
         })?;
+        if shape.drafts > 0 && s.mtp_blocks == 0 {
+            return Err(ModelError::NoDrafts { asked: shape.drafts });
+        }
         if shape.kv_dtype == KvDtype::F32 {
             return Ok(());
         }
@@ -152,7 +181,8 @@ impl DeepSeekV4 {
         let (tokens, row) = inputs::embed(e, &inputs, &token_state, (spec.vocab, spec.hidden))?;
         let x = e.rows_f32("streams", Axis::T, spec.stream_width());
         let (streams, dim) = (spec.streams, spec.hidden);
-        v4(e, "hyper_start", V4Op::HyperStart(HyperStart { x: row, streams, dim, out: x }));
+        let axis = Axis::T;
+        v4(e, "hyper_start", V4Op::HyperStart(HyperStart { axis, x: row, streams, dim, out: x }));
         let tables = Tables {
             positions: inputs.positions,
             token_seq: inputs.token_seq,
@@ -162,10 +192,14 @@ impl DeepSeekV4 {
         let lanes = Lanes::of(e);
         let step = Step { inputs, tables, tokens, x, ropes, lanes };
         for layer in 0..spec.layers {
-            self.attention(e, &step, layer)?;
-            self.feed_forward(e, &step, layer)?;
+            let site = step.site(layer);
+            self.attention(e, &step, &site, layer)?;
+            self.feed_forward(e, &step, &site)?;
         }
-        self.head(e, &step, &token_state)?;
+        let results = self.head(e, &step, &token_state)?;
+        if shape.drafts > 0 {
+            self.drafts(e, &step, row, results)?;
+        }
         Ok(emit.b.finish())
     }
 
@@ -181,20 +215,21 @@ impl DeepSeekV4 {
     }
 
     /// Collapses the streams to the normed row that a sublayer reads.
-    fn enter(&self, e: &mut Emit<'_>, step: &Step, layer: u32, which: Sublayer) -> Entered {
+    fn enter(&self, e: &mut Emit<'_>, site: &Site, which: Sublayer) -> Entered {
         let spec = &self.spec;
-        let place = V4Place::Layer(layer);
         let (hyper, norm, name): (fn(HyperRole) -> V4Role, _, _) = match which {
             Sublayer::Attention => (V4Role::HyperAttn, V4Role::AttnNorm, "attn_in"),
             Sublayer::FeedForward => (V4Role::HyperFfn, V4Role::FfnNorm, "ffn_in"),
         };
-        let name = format!("{place}{name}");
-        let row = e.rows_f32(format!("{name}.row"), Axis::T, spec.hidden);
+        let name = site.at(name);
+        let row = e.rows_f32(format!("{name}.row"), site.axis, spec.hidden);
         let mix_cols = spec.streams + spec.streams * spec.streams;
-        let mix = e.rows_f32(format!("{name}.mix"), Axis::T, mix_cols);
+        let mix = e.rows_f32(format!("{name}.mix"), site.axis, mix_cols);
+        let sizes = (spec.hyper_outputs(), 3);
         let op = HyperIn {
+            axis: site.axis,
             mix: Some(mix),
-            ..self.hyper(e, place, (hyper, norm), (spec.hyper_outputs(), 3), step.x, row)
+            ..self.hyper(e, site.place, (hyper, norm), sizes, site.x, row)
         };
         v4(e, name, V4Op::HyperIn(op));
         Entered { row, mix }
@@ -233,10 +268,10 @@ impl DeepSeekV4 {
     }
 
     /// Mixes a sublayer's result into the streams.
-    fn leave(&self, e: &mut Emit<'_>, step: &Step, name: String, entered: &Entered, y: BufferId) {
+    fn leave(&self, e: &mut Emit<'_>, site: &Site, what: &str, entered: &Entered, y: BufferId) {
         let (streams, dim) = (self.spec.streams, self.spec.hidden);
-        let op = HyperOut { y, mix: entered.mix, x: step.x, streams, dim };
-        v4(e, name, V4Op::HyperOut(op));
+        let op = HyperOut { axis: site.axis, y, mix: entered.mix, x: site.x, streams, dim };
+        v4(e, site.at(what), V4Op::HyperOut(op));
     }
 
     fn head(
@@ -244,7 +279,7 @@ impl DeepSeekV4 {
         e: &mut Emit<'_>,
         step: &Step,
         token_state: &TokenState,
-    ) -> Result<(), ModelError> {
+    ) -> Result<BufferId, ModelError> {
         let spec = &self.spec;
         let row = e.rows_f32("head_in.row", Axis::R, spec.hidden);
         let roles: (fn(HyperRole) -> V4Role, _) = (V4Role::HyperHead, V4Role::BlockNorm);
@@ -261,8 +296,17 @@ impl DeepSeekV4 {
             norm_eps: spec.norm_eps,
         };
         let part = e.part(head.role, (spec.vocab, spec.hidden, 0), None)?;
-        head.sample(e, &step.inputs, token_state, Act { f32: Some(row), quant: None }, part);
-        Ok(())
+        let act = Act { f32: Some(row), quant: None };
+        Ok(head.sample(e, &step.inputs, token_state, act, part))
+    }
+}
+
+impl Step {
+    /// Where a layer runs.
+    fn site(&self, layer: u32) -> Site {
+        let place = V4Place::Layer(layer);
+        let (x, positions) = (self.x, self.inputs.positions);
+        Site { place, name: place.to_string(), axis: Axis::T, x, positions }
     }
 }
 
@@ -288,26 +332,18 @@ fn v4_on(e: &mut Emit<'_>, lane: LaneId, name: impl Into<String>, op: V4Op) {
     e.b.op(name, lane, OpKind::V4(op));
 }
 
-/// `out[T][..] = x * w^T` for matrices of float formats side by side.
+/// `out[rows of axis][..] = x * w^T` for matrices of float formats side by side.
 fn product(
     e: &mut Emit<'_>,
-    lane: LaneId,
+    (lane, axis): (LaneId, Axis),
     name: &str,
     (x, k): (BufferId, u32),
     parts: Vec<GemmPart>,
 ) -> BufferId {
     let out_cols = parts.iter().map(|p| p.n).sum();
-    let out = e.rows_f32(format!("{name}.out"), Axis::T, out_cols);
-    let gemm = Gemm {
-        axis: Axis::T,
-        k,
-        x: Some(x),
-        xq: None,
-        parts,
-        epilogue: Epilogue::Store,
-        out,
-        out_cols,
-    };
+    let out = e.rows_f32(format!("{name}.out"), axis, out_cols);
+    let gemm =
+        Gemm { axis, k, x: Some(x), xq: None, parts, epilogue: Epilogue::Store, out, out_cols };
     e.b.op(name, lane, OpKind::Gemm(gemm));
     out
 }

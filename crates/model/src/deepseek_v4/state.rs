@@ -1,8 +1,8 @@
 //! What is kept of every token: rows, index keys and the compressors' state, by page.
 
-use crate::SubPool;
 use crate::emit::Emit;
 use crate::inputs::TOKEN_PAGE_BYTES;
+use crate::{PlanShape, SubPool};
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_plan::{BufferId, Elem, StateKind};
 use lockstep_weights::{Compression, DeepSeekV4Spec, V4Place};
@@ -56,22 +56,40 @@ impl Paged {
         Some(u64::from(floats) * u64::from(rows) * 4)
     }
 
-    /// Declares the pages of a layer.
-    pub fn declare(self, e: &mut Emit<'_>, spec: &DeepSeekV4Spec, layer: u32) -> BufferId {
-        let page_bytes = self.page_bytes(spec, spec.compression[layer as usize]);
+    /// Declares the pages of a layer, or of a prediction block.
+    pub fn declare(self, e: &mut Emit<'_>, spec: &DeepSeekV4Spec, place: V4Place) -> BufferId {
+        let compression = match place {
+            V4Place::Layer(n) => spec.compression[n as usize],
+            V4Place::Top | V4Place::Mtp(_) => Compression::Window,
+        };
+        let page_bytes = self.page_bytes(spec, compression);
         let page_bytes = page_bytes.expect("asked for where the layer has such rows");
         let kind = StateKind::Pages { page_bytes };
-        e.b.state(self.buffer(layer), kind, e.shape.pages, Elem::F32)
+        e.b.state(self.buffer(place), kind, e.shape.pages, Elem::F32)
     }
 
-    fn buffer(self, layer: u32) -> String {
-        format!("{}{}", V4Place::Layer(layer), self.name())
+    fn buffer(self, place: V4Place) -> String {
+        format!("{place}{}", self.name())
     }
 }
 
+/// Pages of the streams of every token, which the prediction block reads when the next token is
+/// known.
+const STREAM_PAGES: &str = "stream_pages";
+
+fn stream_page_bytes(spec: &DeepSeekV4Spec) -> u64 {
+    u64::from(spec.stream_width()) * u64::from(PAGE_TOKENS) * 4
+}
+
+/// Declares the pages of the streams.
+pub fn declare_streams(e: &mut Emit<'_>, spec: &DeepSeekV4Spec) -> BufferId {
+    let kind = StateKind::Pages { page_bytes: stream_page_bytes(spec) };
+    e.b.state(STREAM_PAGES, kind, e.shape.pages, Elem::F32)
+}
+
 /// The sub-pools, as operators see them: token ids, the window, compressed rows by ratio, index
-/// keys, and the compressors' state.
-pub fn sub_pools(spec: &DeepSeekV4Spec) -> Vec<SubPool> {
+/// keys, the compressors' state, and what a prediction block keeps where it drafts.
+pub fn sub_pools(spec: &DeepSeekV4Spec, shape: &PlanShape) -> Vec<SubPool> {
     let tokens = vec![("token_pages".to_string(), TOKEN_PAGE_BYTES)];
     let mut pools = vec![SubPool { name: "tokens".into(), buffers: tokens }];
     for (layer, &compression) in (0..).zip(&spec.compression) {
@@ -84,12 +102,22 @@ pub fn sub_pools(spec: &DeepSeekV4Spec) -> Vec<SubPool> {
                 (Paged::IndexRows, _) => "index",
                 (Paged::State | Paged::IndexState, _) => "compressor",
             };
-            let buffer = (paged.buffer(layer), bytes);
+            let buffer = (paged.buffer(V4Place::Layer(layer)), bytes);
             match pools.iter_mut().find(|p| p.name == name) {
                 Some(pool) => pool.buffers.push(buffer),
                 None => pools.push(SubPool { name: name.into(), buffers: vec![buffer] }),
             }
         }
+    }
+    if shape.drafts > 0 {
+        let window = Paged::Window;
+        let bytes = window.page_bytes(spec, Compression::Window);
+        let bytes = bytes.expect("every block has a window");
+        let buffers = vec![
+            (window.buffer(V4Place::Mtp(0)), bytes),
+            (STREAM_PAGES.into(), stream_page_bytes(spec)),
+        ];
+        pools.push(SubPool { name: "mtp".into(), buffers });
     }
     pools
 }
@@ -114,7 +142,19 @@ mod tests {
         assert_eq!(bytes(Paged::State, Compression::C128), Some(32 * 128 * 4));
         assert_eq!(bytes(Paged::IndexRows, Compression::C4), Some(8 * 32 * 4));
         assert_eq!(bytes(Paged::IndexState, Compression::C128), None);
-        let names: Vec<String> = sub_pools(&spec).into_iter().map(|p| p.name).collect();
+        let shape = |drafts| PlanShape {
+            pages: 4,
+            slots: 2,
+            context_tokens: 64,
+            kv_dtype: lockstep_plan::KvDtype::F32,
+            lanes: 1,
+            drafts,
+        };
+        let names = |drafts| -> Vec<String> {
+            sub_pools(&spec, &shape(drafts)).into_iter().map(|p| p.name).collect()
+        };
+        assert_eq!(names(1).last().map(String::as_str), Some("mtp"));
+        let names = names(0);
         assert_eq!(names, ["tokens", "window", "c4", "compressor", "index", "c128"]);
     }
 }

@@ -20,9 +20,12 @@ pub fn stack_name(place: V4Place, part: V4Part) -> String {
     format!("{place}ffn.experts.{name}")
 }
 
-/// True where the plans bind the tensor: prediction blocks are not served yet.
-fn is_bound(role: Role) -> bool {
-    !matches!(role, Role::V4(V4Place::Mtp(_), _))
+/// True where the plans bind the tensor: of the prediction blocks the first, where it drafts.
+fn is_bound(role: Role, shape: &PlanShape) -> bool {
+    match role {
+        Role::V4(V4Place::Mtp(block), _) => block == 0 && shape.drafts > 0,
+        _ => true,
+    }
 }
 
 /// True where the tensor is multiplied; the others are read as f32, or are tables of integers.
@@ -43,6 +46,8 @@ fn is_matrix(role: V4Role) -> bool {
             | V4Role::Router
             | V4Role::Expert(..)
             | V4Role::Shared(_)
+            | V4Role::EmbedProj
+            | V4Role::StreamProj
     )
 }
 
@@ -67,7 +72,7 @@ pub fn formats(spec: &DeepSeekV4Spec, format_of: impl Fn(Role) -> Option<Format>
 /// Every weight buffer, in load order.
 pub fn all(spec: &DeepSeekV4Spec, formats: &Formats, shape: &PlanShape) -> Vec<WeightLoad> {
     let mut out = Vec::new();
-    for (role, _) in v4_roles(spec).into_iter().filter(|(role, _)| is_bound(*role)) {
+    for (role, _) in v4_roles(spec).into_iter().filter(|(role, _)| is_bound(*role, shape)) {
         let source = match role {
             Role::V4(place, V4Role::Expert(e, part)) => {
                 if e == 0 {

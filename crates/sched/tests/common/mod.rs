@@ -106,6 +106,7 @@ impl Host {
             vocab: 100,
             eos_tokens: vec![EOS],
             prefix_cache: true,
+            drafts: 0,
             depth,
             padding_max_percent: 25,
         };

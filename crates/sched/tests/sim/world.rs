@@ -112,6 +112,7 @@ impl World {
             vocab: VOCAB,
             eos_tokens: vec![EOS],
             prefix_cache: sizes.prefix_cache,
+            drafts: 0,
             depth: sizes.depth,
             padding_max_percent: sizes.padding_max_percent,
         };

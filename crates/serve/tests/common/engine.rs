@@ -89,7 +89,7 @@ impl Sequence {
             prompt_tokens: self.request.prompt.len() as u32,
             cached_tokens: 0,
             completion_tokens: self.made.len() as u32 + u32::from(ended_by_token),
-            preemptions: 0,
+            ..Usage::default()
         }
     }
 

@@ -55,11 +55,49 @@ pub(super) fn take(
         });
     }
     check_shape(&scales, block, files)?;
+    check_numbers(entry, &scales, kind, want, files)?;
     let exact = !matches!(kind, CodedKind::Nvfp4 { .. });
     entry.format = Ok(if exact { Format::BF16 } else { Format::F32 });
     entry.shape = want.to_vec();
     entry.coded = Some(Coded { kind, scales: (scales.file, scales.range) });
     Ok(())
+}
+
+/// Refuses codes that stand for no number: they would make every row that meets them NaN, long
+/// after anything could say why. Elements of four bits are all numbers.
+fn check_numbers(
+    entry: &Entry,
+    scales: &Entry,
+    kind: CodedKind,
+    [_, cols]: [u64; 2],
+    files: &[SourceFile],
+) -> Result<(), WeightsError> {
+    let refuse = |of: &Entry, width: u64, nan: fn(u8) -> bool, coding| {
+        let bytes = &files[of.file].bytes()[of.range.clone()];
+        let Some(at) = bytes.iter().position(|b| nan(*b)) else { return Ok(()) };
+        let (row, col) = (at as u64 / width, at as u64 % width);
+        Err(WeightsError::NotANumber {
+            file: files[of.file].path().to_path_buf(),
+            name: of.name.clone(),
+            row,
+            col,
+            code: bytes[at],
+            coding,
+        })
+    };
+    let e4m3 = |code: u8| code & 127 == 127;
+    // NaN, and powers of two with which some element would overflow f32 or be less than bf16 holds.
+    let of_e4m3 = |code: u8| !(3..=246).contains(&code);
+    let of_e2m1 = |code: u8| code > 252;
+    let width = |block: usize| cols.div_ceil(block as u64).max(1);
+    match kind {
+        CodedKind::Fp8 => {
+            refuse(scales, width(FP8_BLOCK), of_e4m3, "E8M0")?;
+            refuse(entry, cols, e4m3, "E4M3")
+        }
+        CodedKind::Mxfp4 => refuse(scales, width(MXFP4_BLOCK), of_e2m1, "E8M0"),
+        CodedKind::Nvfp4 { .. } => refuse(scales, width(NVFP4_BLOCK), e4m3, "E4M3"),
+    }
 }
 
 /// Two elements of four bits share a byte along a row, unless the type counts them itself.
@@ -94,8 +132,14 @@ fn scalar(
 ) -> Result<f32, WeightsError> {
     let entry = by_name.remove(name).expect("looked up before");
     let bytes = &files[entry.file].bytes()[entry.range.clone()];
-    match (&entry.format, bytes.first_chunk::<4>()) {
-        (Ok(Format::F32), Some(bytes)) if entry.range.len() == 4 => Ok(f32::from_le_bytes(*bytes)),
+    let value = bytes.first_chunk::<4>().map(|bytes| f32::from_le_bytes(*bytes));
+    match (&entry.format, value) {
+        (Ok(Format::F32), Some(value)) if entry.range.len() == 4 && value.is_finite() => Ok(value),
+        (Ok(Format::F32), Some(value)) if entry.range.len() == 4 => Err(WeightsError::ScaleValue {
+            file: files[entry.file].path().to_path_buf(),
+            name: entry.name,
+            value,
+        }),
         _ => Err(WeightsError::ScaleType {
             file: files[entry.file].path().to_path_buf(),
             found: entry.format.map_or_else(|name| name, |format| format.to_string()),

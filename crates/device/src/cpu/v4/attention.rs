@@ -8,6 +8,9 @@
 //! o = fma(p, row, o). The result is o * (1 / l), its last channels rotated back.
 //!
 //! The list is a function of the row's own position and selection, so a block of 32 is too.
+//!
+//! In a prediction block, whose row of a position depends on the token after it, rows lie in the
+//! slot after their position, and those of the last positions, which have no slot yet, in a tail.
 
 use super::super::isa::{Isa, KernelKind, counters};
 use super::super::lanes::{LANES, Lanes, per_isa};
@@ -19,6 +22,8 @@ use super::rope::{HEAD_DIM_MAX, TailRope, Turn};
 const HEADS: usize = 4;
 /// Rows of a block.
 const BLOCK: usize = 32;
+/// Rows of a tail, at most.
+pub const TAIL_MAX: usize = lockstep_flow::limits::DRAFTS_MAX as usize;
 
 /// Rows beyond the window.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +57,10 @@ pub struct SinkAttention {
     pub window: usize,
     /// Rows beyond it.
     pub compressed: Option<Compressed>,
+    /// `[rows][dim]` each: rows of the last positions, the row's own last.
+    pub tail: [*mut f32; TAIL_MAX],
+    /// How many; where there are any, the window's rows lie in the slot after their position.
+    pub tail_rows: usize,
     /// The rotation.
     pub rope: TailRope,
     /// Where everything is.
@@ -129,7 +138,12 @@ impl List {
         // SAFETY: the table holds every page of the row's sequence up to its position.
         unsafe {
             if i < self.window {
-                return a.window_rows.at(table, self.window_first + i);
+                let from_end = self.window - 1 - i;
+                return match a.tail_rows {
+                    0 => a.window_rows.at(table, self.window_first + i),
+                    n if from_end < n => a.tail[n - 1 - from_end].add(row * a.dim),
+                    _ => a.window_rows.at(table, self.window_first + i + 1),
+                };
             }
             let i = i - self.window;
             let c = a.compressed.as_ref().expect("the list has compressed rows");

@@ -8,6 +8,7 @@ mod compress;
 mod experts;
 mod hyper;
 mod index;
+mod mtp;
 mod paged;
 mod rope;
 mod route;
@@ -17,12 +18,12 @@ pub use compress::{CompressRows, StateStore};
 pub use experts::{ExpertDown, ExpertSum, ExpertUp, GroupedGemm, LimitedSiluMul, Product};
 pub use hyper::{HyperIn, HyperOut, HyperStart};
 pub use index::{IndexScores, IndexTopK};
+pub use mtp::{DraftPick, DraftStart, ShiftPositions, StreamNorm, StreamSource};
 pub use paged::{PagedRows, Tables};
 pub use rope::{HeadRope, TailRope, WindowStore};
 pub use route::Route;
 
 use super::backend::NAME;
-use super::call::Live;
 use super::lanes::LANES;
 use lockstep_plan::Unsupported;
 use lockstep_plan::v4::V4Shape;
@@ -34,7 +35,7 @@ pub enum V4Call {
     /// See [`HyperStart`].
     HyperStart(HyperStart),
     /// See [`HyperIn`].
-    HyperIn(HyperIn, lockstep_plan::Axis),
+    HyperIn(HyperIn),
     /// See [`HyperOut`].
     HyperOut(HyperOut),
     /// See [`HeadRope`].
@@ -63,6 +64,14 @@ pub enum V4Call {
     LimitedSiluMul(LimitedSiluMul),
     /// See [`ExpertSum`].
     ExpertSum(ExpertSum),
+    /// See [`StreamNorm`].
+    StreamNorm(StreamNorm),
+    /// See [`ShiftPositions`].
+    ShiftPositions(ShiftPositions),
+    /// See [`DraftStart`].
+    DraftStart(DraftStart),
+    /// See [`DraftPick`].
+    DraftPick(DraftPick),
 }
 
 impl V4Call {
@@ -70,7 +79,7 @@ impl V4Call {
     pub fn tasks(&self) -> u32 {
         match self {
             V4Call::HyperStart(c) => c.rows,
-            V4Call::HyperIn(c, _) => c.rows,
+            V4Call::HyperIn(c) => c.rows,
             V4Call::HyperOut(c) => c.rows,
             V4Call::HeadRope(c) => c.rows,
             V4Call::WindowStore(c) => c.rows,
@@ -85,47 +94,50 @@ impl V4Call {
             V4Call::ExpertDown(c) => c.tasks(),
             V4Call::LimitedSiluMul(c) => c.rows,
             V4Call::ExpertSum(c) => c.rows,
+            V4Call::StreamNorm(c) => c.rows,
+            V4Call::ShiftPositions(c) => c.rows,
+            V4Call::DraftStart(c) => c.rows,
+            V4Call::DraftPick(c) => c.rows,
         }
     }
 
-    /// Runs one task.
+    /// Runs one task; `live_rows` are those of the op's own axis.
     ///
     /// # Safety
     /// As [`super::call::Call::run`].
-    pub unsafe fn run(&self, task: u32, live: &Live) {
-        let live_of = |axis| live.of(axis);
-        // Kernels of one row a task: a padded row has nothing to do.
-        let row = |rows: u32| (task < rows).then_some(task as usize);
-        let of_t = row(live.t);
+    pub unsafe fn run(&self, task: u32, live_rows: u32) {
         // SAFETY: each kernel's contract is the caller's for its own addresses.
         unsafe {
             match self {
-                V4Call::HyperIn(c, axis) => {
-                    if let Some(row) = row(live_of(*axis)) {
-                        c.run(row);
-                    }
-                }
-                V4Call::IndexScores(c) => c.run(task, live.t),
-                V4Call::SinkAttention(c) => c.run(task, live.t),
-                V4Call::GroupedGemm(c) => c.run(task, live.t),
-                V4Call::ExpertUp(c) => c.run(task, live.t),
-                V4Call::ExpertDown(c) => c.run(task, live.t),
-                _ => {
-                    let Some(row) = of_t else { return };
-                    match self {
-                        V4Call::HyperStart(c) => c.run(row),
-                        V4Call::HyperOut(c) => c.run(row),
-                        V4Call::HeadRope(c) => c.run(row),
-                        V4Call::WindowStore(c) => c.run(row),
-                        V4Call::StateStore(c) => c.run(row),
-                        V4Call::CompressRows(c) => c.run(row),
-                        V4Call::IndexTopK(c) => c.run(row),
-                        V4Call::Route(c) => c.run(row),
-                        V4Call::LimitedSiluMul(c) => c.run(row),
-                        V4Call::ExpertSum(c) => c.run(row),
-                        _ => unreachable!("matched above"),
-                    }
-                }
+                V4Call::IndexScores(c) => return c.run(task, live_rows),
+                V4Call::SinkAttention(c) => return c.run(task, live_rows),
+                V4Call::GroupedGemm(c) => return c.run(task, live_rows),
+                V4Call::ExpertUp(c) => return c.run(task, live_rows),
+                V4Call::ExpertDown(c) => return c.run(task, live_rows),
+                _ => {}
+            }
+            // Kernels of one row a task: a padded row has nothing to do.
+            if task >= live_rows {
+                return;
+            }
+            let row = task as usize;
+            match self {
+                V4Call::HyperStart(c) => c.run(row),
+                V4Call::HyperIn(c) => c.run(row),
+                V4Call::HyperOut(c) => c.run(row),
+                V4Call::HeadRope(c) => c.run(row),
+                V4Call::WindowStore(c) => c.run(row),
+                V4Call::StateStore(c) => c.run(row),
+                V4Call::CompressRows(c) => c.run(row),
+                V4Call::IndexTopK(c) => c.run(row),
+                V4Call::Route(c) => c.run(row),
+                V4Call::LimitedSiluMul(c) => c.run(row),
+                V4Call::ExpertSum(c) => c.run(row),
+                V4Call::StreamNorm(c) => c.run(row),
+                V4Call::ShiftPositions(c) => c.run(row),
+                V4Call::DraftStart(c) => c.run(row),
+                V4Call::DraftPick(c) => c.run(row),
+                _ => unreachable!("matched above"),
             }
         }
     }
