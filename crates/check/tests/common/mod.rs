@@ -1,5 +1,6 @@
 //! A server that says exactly what a test has written down, byte for byte and piece by piece:
 //! what no well-behaved server would send has to come from somewhere.
+#![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
