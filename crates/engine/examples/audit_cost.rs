@@ -1,7 +1,7 @@
 //! What the audit costs: one engine runs the same steps at one `audit.rate` after the other.
 //!
 //! ```text
-//! cargo xtask bench audit [MODEL.gguf] [decode-1|decode-16|prefill] [ROUNDS]
+//! cargo xtask bench audit [MODEL.gguf] [decode-1|decode-16|prefill] [cpu] [ROUNDS]
 //! ```
 //!
 //! A round is one chunk of steps at every rate, back to back in another order each time, so that a
@@ -10,6 +10,9 @@
 //! runs, by order statistics. It is one engine, because two of them differ by some per cent in how
 //! their memory lies. `off` runs twice: the distance between the two is the noise. `1000` is the
 //! default; its twin comes by too seldom to be timed in passing.
+//!
+//! With `cpu`, one thread computes and its time on the CPU is what is compared, so that jobs of
+//! others on the same machine are in the figures only as far as they slow memory and caches.
 //!
 //! What is smaller than that noise is counted: the engine takes the time of its step thread in
 //! each part of the audit (`lockstep_audit_seconds_total`). Some seconds at the default rate give
@@ -70,15 +73,18 @@ struct Engine {
     handle: Handle,
     steps: StepLoop,
     next: u64,
+    begun: Instant,
+    threads: u32,
 }
 
 impl Engine {
-    fn new(path: &Path) -> Engine {
+    /// On one thread, or on all there are (0).
+    fn new(path: &Path, threads: u32) -> Engine {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"));
         let model = Model::new(Arc::new(checkpoint)).unwrap_or_else(|e| panic!("{e}"));
         let knobs = Knobs { running_max: 16, kv_bytes: 1 << 30, ..Knobs::default() };
         let parts = EngineParts {
-            device: Box::new(CpuDevice::new(0, "auto").unwrap_or_else(|e| panic!("{e}"))),
+            device: Box::new(CpuDevice::new(threads, "auto").unwrap_or_else(|e| panic!("{e}"))),
             model,
             eos: &[],
             knobs,
@@ -89,7 +95,7 @@ impl Engine {
             draft: None,
         };
         let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
-        Engine { handle: started.handle, steps, next: 0 }
+        Engine { handle: started.handle, steps, next: 0, begun: Instant::now(), threads }
     }
 
     /// Submits a request of random tokens.
@@ -144,6 +150,12 @@ impl Engine {
         self.handle.status().audit.part(AuditPart::Twin).audits
     }
 
+    /// Seconds since some moment: on the CPU where one thread computes, else on the clock.
+    fn now(&self) -> f64 {
+        let on_clock = self.begun.elapsed().as_secs_f64();
+        if self.threads == 1 { on_cpu().unwrap_or(on_clock) } else { on_clock }
+    }
+
     /// Milliseconds a step over one chunk at a rate, and whether a twin ran in it.
     fn chunk(&mut self, scenario: &Scenario, rate: u32) -> (f64, bool) {
         self.steps.audit_at(rate);
@@ -151,11 +163,17 @@ impl Engine {
             self.submit(scenario.prompt, 1);
         }
         let before = self.twins();
-        let start = Instant::now();
+        let start = self.now();
         self.turns(scenario.steps);
-        let ms = start.elapsed().as_secs_f64() * 1e3 / f64::from(scenario.steps);
+        let ms = (self.now() - start) * 1e3 / f64::from(scenario.steps);
         (ms, self.twins() > before)
     }
+}
+
+/// Seconds that this thread has been on a CPU, where the system says so.
+fn on_cpu() -> Option<f64> {
+    let line = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    Some(line.split(' ').next()?.parse::<f64>().ok()? / 1e9)
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -233,8 +251,8 @@ impl Counts {
     }
 }
 
-fn measure(path: &Path, scenario: &Scenario, rounds: usize) {
-    let mut engine = Engine::new(path);
+fn measure(path: &Path, scenario: &Scenario, rounds: usize, threads: u32) {
+    let mut engine = Engine::new(path, threads);
     engine.begin(scenario);
     let mut counts = [Counts::default(); RATES.len()];
     let mut all = Vec::new();
@@ -280,7 +298,7 @@ fn steady(engine: &mut Engine, scenario: &Scenario, off: f64, twin_ms: f64) {
     engine.begin(scenario);
     engine.steps.audit_at(RATES[2].1);
     let before = engine.handle.status().audit;
-    let (start, mut steps) = (Instant::now(), 0);
+    let (start, mut steps) = (Instant::now(), 0u32);
     let last = ROUNDS_OF_A_LOAD as u32 * RATES.len() as u32 * scenario.steps;
     while start.elapsed().as_secs_f64() < STEADY_S && (scenario.prefill || steps < last) {
         if scenario.prefill {
@@ -302,6 +320,9 @@ fn steady(engine: &mut Engine, scenario: &Scenario, off: f64, twin_ms: f64) {
         }
         let share = seconds / served * 100.0;
         all += share;
+        if bytes == 0 {
+            continue;
+        }
         println!(
             "    {part}: {share:.3}% of the time, {:.1} MB a second of serving at {:.1} GB/s",
             bytes as f64 / served / 1e6,
@@ -324,11 +345,12 @@ fn main() {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     let known = ".cache/lockstep/models/SmolLM2-135M-Instruct.Q4_1.gguf";
     let path = model.unwrap_or_else(|| home().join(known));
+    let threads = u32::from(args.iter().any(|a| a == "cpu"));
     let rounds = args.iter().find_map(|a| a.parse().ok()).unwrap_or(25);
     for scenario in &SCENARIOS {
         let named = args.iter().any(|a| SCENARIOS.iter().any(|s| s.name == a));
         if !named || args.iter().any(|a| a == scenario.name) {
-            measure(&path, scenario, rounds);
+            measure(&path, scenario, rounds, threads);
         }
     }
 }
