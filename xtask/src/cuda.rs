@@ -44,9 +44,13 @@ pub fn main(args: &[String]) -> Outcome {
     std::fs::create_dir_all(&out).map_err(io)?;
     let mut faults = Vec::new();
     for source in sources(&kernels)? {
-        for arch in ARCHITECTURES {
+        let only = only(&source)?;
+        for arch in ARCHITECTURES.into_iter().filter(|a| only.as_deref().is_none_or(|o| o == *a)) {
             let report = compile(&nvcc, &source, arch, &out)?;
             let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if report.contains(SERIALISED) {
+                faults.push(format!("{name} {arch}: wgmma instructions are serialised"));
+            }
             let kernels = read_report(&report);
             let most = kernels.iter().map(|k| k.registers).max().unwrap_or(0);
             println!("{name} {arch}: {} kernels, at most {most} registers", kernels.len());
@@ -78,6 +82,17 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, Stop> {
     found.sort();
     Ok(found)
 }
+
+/// The one architecture that a file is for, where its first line says so: `// only: sm_90a`.
+fn only(source: &Path) -> Result<Option<String>, Stop> {
+    let text = std::fs::read_to_string(source)
+        .map_err(|e| Stop::failed(format!("{}: {e}", source.display())))?;
+    let first = text.lines().next().unwrap_or_default();
+    Ok(first.strip_prefix("// only: ").map(|arch| arch.trim().to_string()))
+}
+
+/// What the assembler warns of where matrix instructions wait for each other.
+const SERIALISED: &str = "wgmma.mma_async instructions are serialized";
 
 /// nvcc out of the wheels, fetched once into the cache.
 fn compiler() -> Result<PathBuf, Stop> {

@@ -1,12 +1,16 @@
 //! The suite of a machine with a GPU: right answers, equal bits, speed. Prints a short table last.
 //!
-//! `gpu_suite FIXTURES [--only right,bits,speed] [--shapes qwen3-0.6b,qwen3-8b] [--rows 1,8,...]`
+//! `gpu_suite FIXTURES [--only products,right,bits,endurance,speed] [--shapes qwen3-0.6b,qwen3-8b] [--rows 1,8,...]`
 #![allow(clippy::print_stdout)]
 
 #[path = "gpu_suite/bed.rs"]
 mod bed;
 #[path = "gpu_suite/bits.rs"]
 mod bits;
+#[path = "gpu_suite/endurance.rs"]
+mod endurance;
+#[path = "gpu_suite/products.rs"]
+mod products;
 #[path = "gpu_suite/right.rs"]
 mod right;
 #[path = "gpu_suite/speed.rs"]
@@ -47,7 +51,7 @@ fn main() -> ExitCode {
         let text = at.and_then(|i| args.get(i + 1)).map_or(default, String::as_str);
         text.split(',').map(str::to_string).collect::<Vec<_>>()
     };
-    let parts = option("--only", "right,bits,speed");
+    let parts = option("--only", "products,right,bits,endurance,speed");
     let shapes = option("--shapes", "qwen3-0.6b");
     let rows: Vec<usize> =
         option("--rows", "1,8,32,64,96").iter().filter_map(|r| r.parse().ok()).collect();
@@ -67,8 +71,10 @@ fn main() -> ExitCode {
     drop(device);
     for part in &parts {
         match part.as_str() {
+            "products" => products::run(&mut table),
             "right" => right::run(&fixtures, &mut table),
             "bits" => bits::run(&fixtures, &mut table),
+            "endurance" => endurance::run(&fixtures, &mut table),
             "speed" => shapes.iter().for_each(|s| speed::run(s, &rows, &mut table)),
             other => table.verdict(false, format!("there is no part {other}")),
         }

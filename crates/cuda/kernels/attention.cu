@@ -1,5 +1,5 @@
 // Paged causal grouped-query attention in two ops: partial results of fixed splits, then their
-// combination.
+// combination. Partial results of f16 pages of up to 128 channels are `attention_mma.cu`'s.
 //
 // Definition, of one row at position t and one query head over its KV head, which sees the
 // positions lo..=t:
@@ -15,41 +15,12 @@
 //   added by the tree of halving distances, warps in order.
 // - Splits are folded from the left as the CPU device folds them.
 // A position that a row does not see takes no part, and nothing depends on another row.
-#include "common.cuh"
+#include "attention.cuh"
 
-struct AttnArgs {
-    const uint32_t* live;
-    const float* qkv;
-    const uint32_t *positions, *token_seq, *block_table;
-    const void *k_pages, *v_pages;
-    float *scratch, *out;
-    uint32_t rows, heads, kv_heads, table_stride;
-    uint32_t window, parts, ways, head_dim;
-    float scale;
-    uint32_t out_bf16;
-};
-
-constexpr int SPLIT = 256;
 constexpr int AT_ONCE = 4;  // query heads whose sums are in registers together
-constexpr int PART_EXTRA = 4;
 
 struct Eight {
     float v[8];
-};
-
-// Folds part (m2, l2, o2) into (m, l, o).
-struct Fold {
-    float a, b;
-    __device__ __forceinline__ Fold(float& m, float& l, float m2, float l2) {
-        const float top = fmaxf(m, m2);
-        a = exp_exact(__fsub_rn(m, top));
-        b = exp_exact(__fsub_rn(m2, top));
-        l = __fmaf_rn(l2, b, __fmul_rn(l, a));
-        m = top;
-    }
-    __device__ __forceinline__ float value(float o, float o2) const {
-        return __fmaf_rn(o2, b, __fmul_rn(o, a));
-    }
 };
 
 template <class T> struct Raw;
@@ -245,7 +216,7 @@ __device__ __forceinline__ void partial_body(const AttnArgs& p) {
                     folded[h * D + d] = sum;
                 } else {
                     float m = ml[h * 4 + 2], l = ml[h * 4 + 3];
-                    const Fold fold(m, l, ml[h * 4], ml[h * 4 + 1]);
+                    const Fold fold(false, m, l, ml[h * 4], ml[h * 4 + 1]);
                     folded[h * D + d] = fold.value(folded[h * D + d], sum);
                 }
             }
@@ -256,7 +227,7 @@ __device__ __forceinline__ void partial_body(const AttnArgs& p) {
                 float m = ml[h * 4], l = ml[h * 4 + 1];
                 if (split > 0) {
                     float m1 = ml[h * 4 + 2], l1 = ml[h * 4 + 3];
-                    const Fold fold(m1, l1, m, l);
+                    const Fold fold(false, m1, l1, m, l);
                     m = m1;
                     l = l1;
                 }
@@ -275,21 +246,19 @@ __device__ __forceinline__ void partial_body(const AttnArgs& p) {
     }
 }
 
-#define PARTIAL(D)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                         \
-        attention_partial_f16_##D(const __grid_constant__ AttnArgs p) { partial_body<D, __half>(p); } \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                         \
-        attention_partial_f32_##D(const __grid_constant__ AttnArgs p) { partial_body<D, float>(p); }
-PARTIAL(16)
-PARTIAL(32)
-PARTIAL(64)
-PARTIAL(128)
-PARTIAL(256)
+#define PARTIAL(NAME, D, T, BLOCKS)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                       \
+        attention_partial_##NAME(const __grid_constant__ AttnArgs p) { partial_body<D, T>(p); }
+PARTIAL(f16_256, 256, __half, 2)
+PARTIAL(f32_16, 16, float, 1)
+PARTIAL(f32_32, 32, float, 1)
+PARTIAL(f32_64, 64, float, 1)
+PARTIAL(f32_128, 128, float, 1)
+PARTIAL(f32_256, 256, float, 1)
 
 // A warp a row and head; lane l has the channels l + 32 j.
 extern "C" __global__ void __launch_bounds__(128) attention_combine(const __grid_constant__ AttnArgs p) {
     let_next_start();
-    wait_for_previous();
     const uint32_t at = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t row = at / p.heads;
     if (row >= p.rows) return;
@@ -297,6 +266,7 @@ extern "C" __global__ void __launch_bounds__(128) attention_combine(const __grid
     if (row >= live) return;
     const uint32_t seen = position + 1, lo = p.window && seen > p.window ? seen - p.window : 0;
     const uint32_t splits = p.parts > 1 ? position / SPLIT - lo / SPLIT + 1 : 1;
+    wait_for_previous();
     const uint32_t part_floats = p.head_dim + PART_EXTRA;
     const float* part = p.scratch + (size_t)at * p.parts * part_floats;
     float m = part[p.head_dim], l = part[p.head_dim + 1], o[8];
@@ -304,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(128) attention_combine(const __grid
     for (int j = 0; j < 8; j++) o[j] = lane + 32 * j < p.head_dim ? part[lane + 32 * j] : 0.0f;
     for (uint32_t s = 1; s < splits; s++) {
         part += part_floats;
-        const Fold fold(m, l, part[p.head_dim], part[p.head_dim + 1]);
+        const Fold fold(p.base2, m, l, part[p.head_dim], part[p.head_dim + 1]);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             if (lane + 32 * j < p.head_dim) o[j] = fold.value(o[j], part[lane + 32 * j]);
@@ -312,6 +282,9 @@ extern "C" __global__ void __launch_bounds__(128) attention_combine(const __grid
     const float inverse = __fdiv_rn(1.0f, l);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        if (lane + 32 * j < p.head_dim)
-            p.out[(size_t)at * p.head_dim + lane + 32 * j] = __fmul_rn(o[j], inverse);
+        if (lane + 32 * j < p.head_dim) {
+            const size_t to = (size_t)at * p.head_dim + lane + 32 * j;
+            const float y = __fmul_rn(o[j], inverse);
+            if (p.out_bf16) ((__nv_bfloat16*)p.out)[to] = __float2bfloat16_rn(y); else ((float*)p.out)[to] = y;
+        }
 }

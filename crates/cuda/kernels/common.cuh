@@ -4,8 +4,9 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-// A kernel lets its successor start as soon as all its own blocks have, and itself touches nothing
-// but immutable weights before its predecessor has ended. Where the launch is an ordinary one both
+// A kernel lets its successor start before it has ended, and itself touches nothing before its
+// predecessor has ended but what no kernel of a step writes: weights, inputs (the host wrote them
+// before the step), and KV pages that are older than the step's tokens. Where the launch is an ordinary one both
 // do nothing.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900

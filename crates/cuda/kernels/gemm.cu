@@ -9,25 +9,7 @@
 // A warp multiplies MT tiles of 16 output features with 8 NT tokens. Weights go from memory to
 // registers in the order in which the warp needs them, AHEAD steps of 32 channels early; tokens go
 // through shared memory, in chunks of 128 channels, two at a time.
-#include "common.cuh"
-
-struct GemmPart {
-    const uint4* w;
-    const float* bias;
-    uint32_t tiles, n, out_col, pad;
-};
-
-struct GemmArgs {
-    const uint32_t* live;
-    const __nv_bfloat16* x;
-    void* out;
-    GemmPart part[3];
-    uint32_t parts, rows, x_stride, out_stride;
-    uint32_t epilogue, units, k_tiles, steps;
-    uint32_t s_in, s_out, token_tiles, s_seq;
-};
-
-enum { STORE = 0, ADD_TO = 1, SWIGLU = 2 };
+#include "gemm.cuh"
 
 constexpr int THREADS = 256;
 constexpr int CHUNK = 128;
@@ -56,53 +38,6 @@ __device__ __forceinline__ void ldmatrix4(uint32_t (&b)[4], uint32_t at) {
 
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from));
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
-// Four floats of the shared memory of a block of the cluster.
-__device__ __forceinline__ float4 peer_floats(uint32_t at, uint32_t rank, bool clustered) {
-    float4 v;
-#if __CUDA_ARCH__ >= 900
-    if (clustered) {
-        uint32_t there;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there));
-        return v;
-    }
-#endif
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
-    return v;
-}
-
-__device__ __forceinline__ float4 add4(float4 a, float4 b) {
-    return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w)};
-}
-
-// Slices in order, S of them, read all at once.
-template <int S>
-__device__ __forceinline__ float4 add_slices(uint32_t at, uint32_t step, uint32_t s_in, bool clustered) {
-    float4 v[S];
-#pragma unroll
-    for (int s = 0; s < S; s++) v[s] = peer_floats(at + s % s_in * step, s / s_in, clustered);
-    float4 sum = v[0];
-#pragma unroll
-    for (int s = 1; s < S; s++) sum = add4(sum, v[s]);
-    return sum;
-}
-
-__device__ __forceinline__ float4 all_slices(uint32_t slices, uint32_t at, uint32_t step, uint32_t s_in,
-                                             bool clustered) {
-    if (slices == 1) return add_slices<1>(at, step, s_in, clustered);
-    if (slices == 2) return add_slices<2>(at, step, s_in, clustered);
-    if (slices == 4) return add_slices<4>(at, step, s_in, clustered);
-    return add_slices<8>(at, step, s_in, clustered);
 }
 
 template <int NT>
@@ -282,30 +217,9 @@ __device__ __forceinline__ void gemm_body(const GemmArgs& p) {
         if (gated) {
             const float4 up = all_slices(slices, at + 64, slice_step, p.s_in, clustered);
             const uint32_t n = (unit0 + ru) * 16 + fu;
-            if (n >= p.part[0].n) continue;
-            y = {__fmul_rn(silu_exact(y.x), up.x), __fmul_rn(silu_exact(y.y), up.y),
-                 __fmul_rn(silu_exact(y.z), up.z), __fmul_rn(silu_exact(y.w), up.w)};
-            __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(y.x, y.y), __floats2bfloat162_rn(y.z, y.w)};
-            *(uint2*)((__nv_bfloat16*)p.out + row + n) = *(const uint2*)pair;
-            continue;
-        }
-        uint32_t part = 0, tile = (unit0 + ru) * MT + fu / 16;
-        while (part + 1 < p.parts && tile >= p.part[part].tiles) tile -= p.part[part++].tiles;
-        const uint32_t n = tile * 16 + fu % 16;
-        if (n >= p.part[part].n) continue;
-        const float* bias = p.part[part].bias;
-        float* out = (float*)p.out + row + p.part[part].out_col + n;
-        if (n + 4 <= p.part[part].n && (uintptr_t)out % 16 == 0) {
-            if (bias) y = add4(y, *(const float4*)(bias + n));
-            *(float4*)out = p.epilogue == ADD_TO ? add4(*(float4*)out, y) : y;
+            if (n < p.part[0].n) put_gated(p.out, row + n, y, up);
         } else {
-            const float each[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (n + i >= p.part[part].n) break;
-                const float v = bias ? __fadd_rn(each[i], bias[n + i]) : each[i];
-                out[i] = p.epilogue == ADD_TO ? __fadd_rn(out[i], v) : v;
-            }
+            put_sums(p.part, p.parts, p.epilogue, (float*)p.out + row, (unit0 + ru) * MT + fu / 16, fu % 16, y);
         }
     }
     // Nobody leaves while another block may still read its shared memory.

@@ -172,7 +172,6 @@ template <> __device__ __forceinline__ void put_kv<__half>(void* pages, size_t a
 // warp's tree.
 extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_constant__ RopeArgs p) {
     let_next_start();
-    wait_for_previous();
     __shared__ float heads[4][256];
     const uint32_t row = blockIdx.x, lane = threadIdx.x % 32;
     const uint32_t h = blockIdx.y * 4 + threadIdx.x / 32;
@@ -183,6 +182,17 @@ extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_con
     float* x = p.qkv + ((size_t)row * (p.heads + 2 * p.kv_heads) + h) * p.head_dim;
     const bool is_q = h < p.heads, is_v = h >= p.heads + p.kv_heads;
     const float* weight = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
+    const float* turn = p.table + (size_t)position * p.rotary_dim;
+    const uint32_t half = p.rotary_dim / 2;
+    float2 cs[8];
+    float scale[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const uint32_t d = lane + 32 * j;
+        if (weight && d < p.head_dim) scale[j] = weight[d];
+        if (!is_v && d < p.rotary_dim) cs[j] = *(const float2*)(turn + 2 * (p.adjacent ? d / 2 : d % half));
+    }
+    wait_for_previous();
     float v[8], sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -197,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_con
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const uint32_t d = lane + 32 * j;
-            if (d < p.head_dim) v[j] = __fmul_rn(__fmul_rn(v[j], r), weight[d]);
+            if (d < p.head_dim) v[j] = __fmul_rn(__fmul_rn(v[j], r), scale[j]);
         }
     }
     if (!is_v) {
@@ -205,18 +215,14 @@ extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_con
         for (int j = 0; j < 8; j++)
             if (lane + 32 * j < p.head_dim) mine[lane + 32 * j] = v[j];
         __syncwarp();
-        const float* turn = p.table + (size_t)position * p.rotary_dim;
-        const uint32_t half = p.rotary_dim / 2;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const uint32_t d = lane + 32 * j;
             if (d < p.rotary_dim) {
-                const uint32_t pair = p.adjacent ? d / 2 : d % half;
                 const uint32_t partner = p.adjacent ? d ^ 1 : (d + half) % p.rotary_dim;
                 const bool first = p.adjacent ? d % 2 == 0 : d < half;
-                const float2 cs = *(const float2*)(turn + 2 * pair);
-                const float sine = __fmul_rn(mine[partner], first ? -cs.y : cs.y);
-                v[j] = __fmaf_rn(v[j], cs.x, sine);
+                const float sine = __fmul_rn(mine[partner], first ? -cs[j].y : cs[j].y);
+                v[j] = __fmaf_rn(v[j], cs[j].x, sine);
             }
         }
     }

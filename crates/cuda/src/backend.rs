@@ -122,6 +122,10 @@ impl Backend for CudaBackend {
         u64::from(k) * 2
     }
 
+    fn quantises_attention(&self) -> bool {
+        true
+    }
+
     fn kv_page_bytes(&self, shape: &AttnShape) -> Result<(u64, u64), Unsupported> {
         let AttnShape { heads, kv_heads, head_dim, .. } = *shape;
         let heads_ok = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);

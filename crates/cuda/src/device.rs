@@ -18,6 +18,7 @@ use lockstep_flow::Lease;
 use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, WeightData};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A place for an arena.
 enum Place {
@@ -402,6 +403,7 @@ impl Device for CudaDevice {
 
     fn replay(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
         self.admit(id, lease)?;
+        let start = Instant::now();
         let result = self.step(id, |device| {
             // SAFETY: the manifest was checked at seal and weights, state and arenas do not move;
             // the lease vouches for table entries.
@@ -411,6 +413,10 @@ impl Device for CudaDevice {
             }
             Ok(())
         });
+        let decode = self.exec(id).proven.plan().bucket.is_decode();
+        if let Some(probe) = self.probe.as_ref().filter(|_| decode) {
+            probe.replayed(start.elapsed());
+        }
         self.latch(result)
     }
 

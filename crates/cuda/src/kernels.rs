@@ -16,6 +16,11 @@ pub fn architectures() -> Vec<String> {
     names
 }
 
+/// The architecture of this binary's kernels that a GPU of this capability runs.
+pub fn architecture_for(capability: (u32, u32)) -> Option<String> {
+    architectures().into_iter().find(|arch| fits(arch, capability))
+}
+
 /// `gemm.sm_90a.cubin` is of `sm_90a`.
 fn arch_of(file: &str) -> Option<String> {
     file.strip_suffix(".cubin")?.split('.').nth(1).map(str::to_string)
@@ -42,6 +47,8 @@ pub struct Kernels {
     found: HashMap<&'static str, Function>,
     /// Whether blocks of a cluster can read each other's shared memory.
     pub clusters: bool,
+    /// Whether warpgroups multiply: Hopper.
+    pub wgmma: bool,
 }
 
 /// Every kernel that an op may need.
@@ -54,10 +61,10 @@ const NAMES: &[&str] = &[
     "rope_kv_write",
     "pack_matrix",
     "digest_items",
-    "attention_partial_f16_16",
-    "attention_partial_f16_32",
-    "attention_partial_f16_64",
-    "attention_partial_f16_128",
+    "attention_mma_16",
+    "attention_mma_32",
+    "attention_mma_64",
+    "attention_mma_128",
     "attention_partial_f16_256",
     "attention_partial_f32_16",
     "attention_partial_f32_32",
@@ -77,6 +84,19 @@ const NAMES: &[&str] = &[
     "gemm_m2_n6",
     "gemm_seq_n8",
     "gemm_seq_n16",
+];
+
+/// Kernels that a Hopper GPU has beside them.
+const HOPPER_NAMES: &[&str] = &[
+    "gemm_wgmma_n8",
+    "gemm_wgmma_n16",
+    "gemm_wgmma_n32",
+    "gemm_wgmma_n48",
+    "gemm_wgmma_n64",
+    "gemm_wgmma_n96",
+    "gemm_wgmma_n128",
+    "gemm_wgmma_n256",
+    "gemm_wgmma_seq_n128",
 ];
 
 impl Kernels {
@@ -109,7 +129,8 @@ impl Kernels {
             return Err(CudaError::NoKernels { capability: driver.capability, built });
         }
         let mut found = HashMap::new();
-        for name in NAMES {
+        let wgmma = driver.capability == (9, 0);
+        for name in NAMES.iter().chain(HOPPER_NAMES.iter().filter(|_| wgmma)) {
             for module in &modules {
                 if let Some(function) = module.function(name)? {
                     found.insert(*name, function);
@@ -120,7 +141,7 @@ impl Kernels {
                 return Err(CudaError::KernelMissing { kernel: (*name).into() });
             }
         }
-        Ok(Kernels { _modules: modules, found, clusters: driver.capability.0 >= 9 })
+        Ok(Kernels { _modules: modules, found, clusters: driver.capability.0 >= 9, wgmma })
     }
 
     /// A kernel by name.

@@ -144,7 +144,7 @@ pub struct PackArgs {
 }
 args!(PackArgs, 48);
 
-/// `attention_partial_*` and `attention_combine`.
+/// `attention_mma_*`, `attention_partial_*` and `attention_combine`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AttnArgs {
@@ -166,9 +166,11 @@ pub struct AttnArgs {
     pub ways: u32,
     pub head_dim: u32,
     pub scale: f32,
-    pub pad: u32,
+    pub tiled: u32,
+    pub base2: u32,
+    pub out_bf16: u32,
 }
-args!(AttnArgs, 112);
+args!(AttnArgs, 120);
 
 /// A matrix of a product.
 #[derive(Clone, Copy, Default, Debug)]
@@ -204,6 +206,28 @@ pub struct GemmArgs {
     pub s_seq: u32,
 }
 args!(GemmArgs, 168);
+
+/// `gemm_wgmma_*`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct WgmmaArgs {
+    pub x_map: [u64; 16],
+    pub live: u64,
+    pub out: u64,
+    pub part: [PartArgs; 3],
+    pub parts: u32,
+    pub rows: u32,
+    pub out_stride: u32,
+    pub epilogue: u32,
+    pub k_tiles: u32,
+    pub stages: u32,
+    pub s_out: u32,
+    pub s_seq: u32,
+    pub token_tiles: u32,
+    /// The struct is aligned to 64 bytes there.
+    pub pad: [u32; 11],
+}
+args!(WgmmaArgs, 320);
 
 /// `sample`.
 #[derive(Clone, Copy, Debug)]

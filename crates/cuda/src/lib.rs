@@ -5,6 +5,7 @@
 //! [`CudaDevice`] behind the device port. No raw handle leaves this room, and nothing of CUDA is
 //! needed to build it.
 
+mod attention;
 mod away;
 mod backend;
 mod device;
@@ -12,6 +13,7 @@ mod digest;
 mod driver;
 mod error;
 mod exec;
+mod gemm;
 mod kernels;
 mod launch;
 mod memory;
@@ -20,6 +22,7 @@ mod resolve;
 
 pub use backend::{CudaBackend, gemm_slices};
 pub use device::CudaDevice;
+pub use driver::{Gpu, gpus};
 pub use error::CudaError;
-pub use kernels::architectures;
+pub use kernels::{architecture_for, architectures};
 pub use probe::{OpTime, Probe, Report};

@@ -8,6 +8,8 @@ use lockstep_flow::BucketKey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Time of all ops of one name, whatever the layer.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub struct Report {
 #[derive(Default, Debug)]
 pub struct Probe {
     wanted: Mutex<bool>,
+    replays: AtomicU64,
+    replay_ns: AtomicU64,
     reports: Mutex<Vec<Report>>,
 }
 
@@ -45,6 +49,19 @@ impl Probe {
     /// Asks for a report.
     pub fn ask(&self) {
         *self.wanted.lock().unwrap_or_else(|e| e.into_inner()) = true;
+    }
+
+    /// Decode steps replayed since the last call, and the time from their inputs to their outputs, in
+    /// microseconds each: what is left of a step is the host's work around it.
+    pub fn replays(&self) -> (u64, f64) {
+        let count = self.replays.swap(0, Ordering::Relaxed);
+        let ns = self.replay_ns.swap(0, Ordering::Relaxed);
+        (count, ns as f64 / 1e3 / count.max(1) as f64)
+    }
+
+    pub(crate) fn replayed(&self, time: Duration) {
+        self.replays.fetch_add(1, Ordering::Relaxed);
+        self.replay_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// The reports so far.

@@ -66,6 +66,11 @@ pub trait Backend {
     /// Bytes from one quantised row of `k` channels to the next.
     fn quant_row_bytes(&self, k: u32) -> u64;
 
+    /// Whether attention writes its rows quantised where the matrix that reads them wants that.
+    fn quantises_attention(&self) -> bool {
+        false
+    }
+
     /// Bytes of one layer's K page and V page.
     fn kv_page_bytes(&self, shape: &AttnShape) -> Result<(u64, u64), Unsupported>;
 

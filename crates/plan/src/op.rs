@@ -193,6 +193,8 @@ pub struct Attention {
     pub scratch: BufferId,
     /// `[T][heads * head_dim]` f32; unused where the op is the partial half.
     pub out: BufferId,
+    /// Whether those are rows quantised by the device instead, for the matrix that reads them.
+    pub out_quantised: bool,
     /// Shape.
     pub attn: AttnShape,
 }

@@ -31,7 +31,16 @@ pub struct Bed {
     handle: Handle,
     steps: StepLoop,
     rows: Rows,
+    digests: RowDigests,
     next: u64,
+}
+
+/// What a bed keeps of logits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    Nothing,
+    Rows,
+    Digests,
 }
 
 struct Keeper(Rows);
@@ -40,6 +49,53 @@ impl LogitTap for Keeper {
     fn row(&mut self, request: RequestId, position: u32, logits: &[f32]) {
         let mut rows = self.0.lock().expect("nobody panics with it");
         rows.insert((request.0, position), logits.to_vec());
+    }
+}
+
+/// Digests of rows of logits by request and position.
+type RowDigests = Arc<Mutex<BTreeMap<(u64, u32), u64>>>;
+
+struct Digester(RowDigests);
+
+fn digest_step(h: u64, w: u32) -> u64 {
+    (h ^ u64::from(w)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+}
+
+impl LogitTap for Digester {
+    fn row(&mut self, request: RequestId, position: u32, logits: &[f32]) {
+        let digest = logits.iter().fold(u64::from(position), |h, v| digest_step(h, v.to_bits()));
+        self.0.lock().expect("nobody panics with it").insert((request.0, position), digest);
+    }
+}
+
+/// What came of a request of a long run.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Trace {
+    /// Digest of its tokens.
+    pub tokens: u64,
+    /// How many.
+    pub count: u64,
+    /// Digest of its rows of logits.
+    pub rows: u64,
+    ended: bool,
+}
+
+#[derive(Clone, Default)]
+struct Tracer(Arc<Mutex<Trace>>);
+
+impl EventSink for Tracer {
+    fn emit(&mut self, event: Event) -> bool {
+        let mut trace = self.0.lock().expect("nobody panics with it");
+        match &event.kind {
+            EventKind::Token { token, .. } => {
+                trace.tokens = digest_step(trace.tokens, token.0);
+                trace.count += 1;
+            }
+            EventKind::Finished { .. } => trace.ended = true,
+            EventKind::Started { .. } => {}
+            other => panic!("a request ended otherwise: {other:?}"),
+        }
+        true
     }
 }
 
@@ -77,10 +133,14 @@ pub fn model(path: &Path, dummy: bool) -> Model {
 }
 
 impl Bed {
-    /// An engine of `model` on `device`; `tapped` keeps all logits.
-    pub fn new(device: Box<dyn Device>, model: Model, knobs: Knobs, tapped: bool) -> Bed {
-        let rows = Rows::default();
-        let tap = tapped.then(|| Box::new(Keeper(rows.clone())) as Box<dyn LogitTap>);
+    /// An engine of `model` on `device`.
+    pub fn new(device: Box<dyn Device>, model: Model, knobs: Knobs, keep: Keep) -> Bed {
+        let (rows, digests) = (Rows::default(), RowDigests::default());
+        let tap: Option<Box<dyn LogitTap>> = match keep {
+            Keep::Nothing => None,
+            Keep::Rows => Some(Box::new(Keeper(rows.clone()))),
+            Keep::Digests => Some(Box::new(Digester(digests.clone()))),
+        };
         let parts = EngineParts {
             device,
             model,
@@ -93,7 +153,7 @@ impl Bed {
             draft: None,
         };
         let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
-        Bed { handle: started.handle, steps, rows, next: 0 }
+        Bed { handle: started.handle, steps, rows, digests, next: 0 }
     }
 
     /// Runs requests all at once and asks `probe` for a report of step `at`, then of the first
@@ -108,16 +168,7 @@ impl Bed {
         let sinks: Vec<Recorder> = asks.iter().map(|_| Recorder::default()).collect();
         let first = self.next;
         let submit = |i: usize| {
-            let request = Request {
-                id: RequestId(first + i as u64),
-                prompt: asks[i].prompt.iter().map(|t| Token(*t)).collect(),
-                params: asks[i].params.clone(),
-                grammar: None,
-                arrived: Micros(first + i as u64 + 1),
-                deadline: None,
-                adapter: 0,
-                use_prefix_cache: false,
-            };
+            let request = request(&asks[i], first + i as u64);
             let sink = Box::new(sinks[i].clone());
             self.handle.submit(request, sink).unwrap_or_else(|e| panic!("refused: {e:?}"));
         };
@@ -148,16 +199,7 @@ impl Bed {
 
     fn turns(&mut self, asks: &[Ask], at: usize, then: impl FnOnce()) {
         for ask in asks {
-            let request = Request {
-                id: RequestId(self.next),
-                prompt: ask.prompt.iter().map(|t| Token(*t)).collect(),
-                params: ask.params.clone(),
-                grammar: None,
-                arrived: Micros(self.next + 1),
-                deadline: None,
-                adapter: 0,
-                use_prefix_cache: false,
-            };
+            let request = request(ask, self.next);
             self.next += 1;
             let submitted = self.handle.submit(request, Box::new(Recorder::default()));
             submitted.unwrap_or_else(|e| panic!("refused: {e:?}"));
@@ -169,9 +211,63 @@ impl Bed {
         while self.steps.turn() == LoopTurn::Stepped {}
     }
 
+    /// Runs requests with at most `live` of them at once and up to `burst` new ones a step.
+    pub fn churn(&mut self, asks: &[Ask], live: usize, burst: usize) -> Vec<Trace> {
+        let tracers: Vec<Tracer> = asks.iter().map(|_| Tracer::default()).collect();
+        let first = self.next;
+        self.next += asks.len() as u64;
+        let (mut sent, mut open) = (0, Vec::new());
+        let ended = |i: &usize| tracers[*i].0.lock().expect("nobody panics with it").ended;
+        while sent < asks.len() || !open.is_empty() {
+            for _ in 0..burst {
+                if sent == asks.len() || open.len() >= live {
+                    break;
+                }
+                let sink = Box::new(tracers[sent].clone());
+                let request = request(&asks[sent], first + sent as u64);
+                self.handle.submit(request, sink).unwrap_or_else(|e| panic!("refused: {e:?}"));
+                open.push(sent);
+                sent += 1;
+            }
+            self.steps.turn();
+            open.retain(|i| !ended(i));
+        }
+        let mut rows = core::mem::take(&mut *self.digests.lock().expect("nobody panics with it"));
+        let mut traces: Vec<Trace> =
+            tracers.iter().map(|t| *t.0.lock().expect("nobody panics with it")).collect();
+        while let Some(((id, _), digest)) = rows.pop_first() {
+            let trace = &mut traces[(id - first) as usize];
+            trace.rows = digest_step(digest_step(trace.rows, digest as u32), (digest >> 32) as u32);
+        }
+        traces
+    }
+
+    /// One turn of the loop.
+    pub fn turn(&mut self) {
+        self.steps.turn();
+    }
+
+    /// The engine's handle, for another thread.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
     /// The engine's own report.
     pub fn status(&self) -> lockstep_flow::status::EngineStatus {
         self.handle.status()
+    }
+}
+
+fn request(ask: &Ask, id: u64) -> Request {
+    Request {
+        id: RequestId(id),
+        prompt: ask.prompt.iter().map(|t| Token(*t)).collect(),
+        params: ask.params.clone(),
+        grammar: None,
+        arrived: Micros(id + 1),
+        deadline: None,
+        adapter: 0,
+        use_prefix_cache: false,
     }
 }
 

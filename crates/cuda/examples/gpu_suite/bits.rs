@@ -2,7 +2,7 @@
 //! prefilled whole or in chunks, with the audit looking at every step.
 
 use crate::Table;
-use crate::bed::{Ask, Bed, Outcome, Rng, gpu, greedy, model};
+use crate::bed::{Ask, Bed, Keep, Outcome, Rng, gpu, greedy, model};
 use lockstep_engine::Knobs;
 use lockstep_flow::{SamplingParams, Seed};
 use std::path::Path;
@@ -70,7 +70,7 @@ pub fn run(fixtures: &Path, table: &mut Table) {
             change(&mut knobs);
             let mut device = gpu();
             device.set_programmatic(programmatic);
-            Bed::new(Box::new(device), model(&path, false), knobs, true)
+            Bed::new(Box::new(device), model(&path, false), knobs, Keep::Rows)
         };
         let asks = asks(count);
         let whole = bed(&|_| {}, true).run(&asks, 3);

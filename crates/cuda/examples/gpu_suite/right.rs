@@ -7,7 +7,7 @@
 //! distance stands beside it: it quantises those rows to 8 bits where weights are quantised.
 
 use crate::Table;
-use crate::bed::{Ask, Bed, Outcome, cpu, gpu, greedy, model};
+use crate::bed::{Ask, Bed, Keep, Outcome, cpu, gpu, greedy, model};
 use lockstep_device::Device;
 use lockstep_engine::Knobs;
 use std::path::Path;
@@ -78,7 +78,7 @@ fn ask(device: Box<dyn Device>, path: &Path, reference: &Reference) -> Outcome {
     };
     let mut params = greedy(reference.greedy.len() as u32);
     (params.prompt_logprobs, params.logprobs) = (true, Some(0));
-    let mut bed = Bed::new(device, model(path, false), knobs, true);
+    let mut bed = Bed::new(device, model(path, false), knobs, Keep::Rows);
     bed.run(&[Ask { prompt: reference.prompt.clone(), params }], 0).remove(0)
 }
 

@@ -3,9 +3,10 @@
 //! tokens, over 248, the median of three, host work and sampling included.
 
 use crate::Table;
-use crate::bed::{Ask, Bed, Rng, gpu, greedy, model};
+use crate::bed::{Ask, Bed, Keep, Rng, gpu, greedy, model};
 use lockstep_cuda::Probe;
 use lockstep_engine::Knobs;
+use lockstep_flow::GenerationState;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -89,25 +90,40 @@ pub fn run(name: &str, rows: &[usize], table: &mut Table) {
     let mut device = gpu();
     let probe = Arc::new(Probe::default());
     device.set_probe(probe.clone());
-    let mut bed = Bed::new(Box::new(device), model(&folder, true), knobs, false);
+    let mut bed = Bed::new(Box::new(device), model(&folder, true), knobs, Keep::Nothing);
     table.line(format!("     {name}: ready in {:.2} s", start.elapsed().as_secs_f64()));
+    let status = bed.status();
+    if let Some(g) = status.generations.first() {
+        let at = |state| g.moves.iter().find(|m| m.0 == state).map(|m| m.1.0 as f64 / 1e3);
+        let captured = at(GenerationState::Captured).zip(at(GenerationState::Prepared));
+        table.line(format!(
+            "     {name}: {} buckets captured in {:.0} ms; arenas {:.1} MiB, of the twins {:.1} MiB",
+            g.buckets.iter().filter(|b| b.captured).count(),
+            captured.map_or(f64::NAN, |(end, start)| end - start),
+            g.arena_bytes as f64 / 1048576.0,
+            g.shadow_bytes as f64 / 1048576.0,
+        ));
+    }
     let mut rng = Rng(0x5eed);
     timed(&mut bed, &mut rng, 4, 16);
     for &c in rows {
         let prefill = (0..2).map(|_| timed(&mut bed, &mut rng, c, 8)).fold(f64::INFINITY, f64::min);
+        probe.replays();
         let mut all: Vec<f64> = (0..3).map(|_| timed(&mut bed, &mut rng, c, 256)).collect();
         all.sort_by(f64::total_cmp);
         let ms = (all[1] - prefill) / 248.0 * 1e3;
+        let (_, device_us) = probe.replays();
         let bytes = shape.weights + c as f64 * (320.0 + 132.0) * shape.kv_token;
         let limit = bytes / BANDWIDTH * 1e3;
         let at = PEER_ROWS.iter().position(|r| *r == c);
         let peer = at.map_or(f64::NAN, |i| shape.peer[i]);
         table.line(format!(
             "     {name} C={c}: {ms:.3} ms a step, peer {peer:.2} ({:.2}x), limit {limit:.3} \
-             ({:.0}%); {:.0} tok/s; 8 tokens after 320: {:.1} ms",
+             ({:.0}%); {:.0} tok/s; host {:.2} ms of it; 8 tokens after 320: {:.1} ms",
             peer / ms,
             limit / ms * 100.0,
             c as f64 / ms * 1e3,
+            ms - device_us / 1e3,
             prefill * 1e3,
         ));
         // One more batch, for a report of a decode step in the middle of it.

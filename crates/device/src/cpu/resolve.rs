@@ -353,6 +353,13 @@ impl Resolver<'_> {
     }
 
     fn attention(&self, a: &plan::Attention) -> Result<attention::Attention, DeviceError> {
+        if a.out_quantised {
+            return Err(DeviceError::Unsupported(Unsupported {
+                device: "cpu",
+                asked: "attention into quantised rows".into(),
+                supported: "attention into f32 rows".into(),
+            }));
+        }
         let rows = self.rows(Axis::T);
         let attention = attention::Attention {
             isa: self.isa,

@@ -2,11 +2,11 @@
 
 use super::{Llama, Step};
 use crate::ModelError;
-use crate::emit::Emit;
+use crate::emit::{Act, Emit};
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_plan::{
-    Attention, AttnShape, Axis, BufferId, Elem, Epilogue, Gemm, OpKind, RopeKvWrite, RopePairing,
-    StateKind,
+    Activation, Attention, AttnShape, Axis, BufferId, Elem, Epilogue, Gemm, OpKind, RopeKvWrite,
+    RopePairing, StateKind,
 };
 use lockstep_weights::{LayerRole, Pairing, Role};
 
@@ -35,10 +35,17 @@ impl Llama {
         };
         let kv = KvPages { k: state("k_pages", k_bytes), v: state("v_pages", v_bytes) };
         self.rope_kv_write(e, step, layer, (qkv, kv))?;
-        let out = attend(e, step, &at, (qkv, kv), attn);
         let bias = self.spec.attn_bias.o.then_some(Role::Layer(layer, LayerRole::AttnOBias));
         let part = e.part(Role::Layer(layer, LayerRole::AttnO), (d, q_cols, 0), bias)?;
-        e.project(&at("attn_o"), out, q_cols, part, step.x);
+        let wanted = e.backend.activation(part.format) == Activation::Quantised;
+        let quantised = wanted && e.backend.quantises_attention();
+        let out = attend(e, step, &at, (qkv, kv), (attn, quantised));
+        if quantised {
+            let out = Act { f32: None, quant: Some(out) };
+            e.add_product(&at("attn_o"), out, q_cols, part, step.x);
+        } else {
+            e.project(&at("attn_o"), out, q_cols, part, step.x);
+        }
         Ok(())
     }
 
@@ -119,19 +126,25 @@ impl Llama {
     }
 }
 
-/// Attention over the pages: `[T][heads * head_dim]`, f32.
+/// Attention over the pages: `[T][heads * head_dim]`, f32 or quantised rows.
 fn attend(
     e: &mut Emit<'_>,
     step: &Step,
     at: &dyn Fn(&str) -> String,
     (qkv, kv): (BufferId, KvPages),
-    attn: AttnShape,
+    (attn, out_quantised): (AttnShape, bool),
 ) -> BufferId {
     let pages_per_seq_max = e.shape.pages_per_seq_max();
     let tokens_max = pages_per_seq_max * PAGE_TOKENS;
     let bytes = e.backend.attention_scratch_bytes(&attn, e.b.bucket(), tokens_max);
     let scratch = e.b.scratch(at("attention_partials"), bytes);
-    let out = e.rows_f32(at("attention"), Axis::T, attn.heads * attn.head_dim);
+    let cols = attn.heads * attn.head_dim;
+    let out = if out_quantised {
+        let bytes = e.backend.quant_row_bytes(cols);
+        e.b.transient(at("attention"), Axis::T, bytes, Elem::QuantRows)
+    } else {
+        e.rows_f32(at("attention"), Axis::T, cols)
+    };
     let op = Attention {
         qkv,
         positions: step.inputs.positions,
@@ -142,6 +155,7 @@ fn attend(
         v_pages: kv.v,
         scratch,
         out,
+        out_quantised,
         attn,
     };
     e.op(at("attention_partial"), OpKind::AttentionPartial(op.clone()));

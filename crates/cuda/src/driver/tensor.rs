@@ -1,0 +1,36 @@
+//! How the copy engine finds the rows that a matrix multiplies.
+
+use super::check;
+use crate::CudaError;
+use cudarc::driver::sys;
+
+/// A tensor map of bf16 rows, in boxes of 64 channels by some tokens, swizzled over 128 bytes.
+/// Rows past the last one read as zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenMap(pub [u64; 16]);
+
+impl TokenMap {
+    /// Of `rows` rows of `k` channels at `address`.
+    pub fn new(address: u64, rows: u32, k: u32, box_tokens: u32) -> Result<TokenMap, CudaError> {
+        let mut map = sys::CUtensorMap_st { opaque: [0; 16] };
+        let dims = [u64::from(k), u64::from(rows)];
+        let row_bytes = [u64::from(k) * 2];
+        let (in_box, steps) = ([64, box_tokens], [1, 1]);
+        // Places of this frame; the address is only written down.
+        call!(cuTensorMapEncodeTiled(
+            &mut map,
+            sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            address as *mut core::ffi::c_void,
+            dims.as_ptr(),
+            row_bytes.as_ptr(),
+            in_box.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ))?;
+        Ok(TokenMap(map.opaque))
+    }
+}
