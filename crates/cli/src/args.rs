@@ -49,6 +49,9 @@ pub enum Cmd {
     /// Put faults in on purpose and show which layer sees each
     #[command(after_help = drill_help())]
     Drill(DrillArgs),
+    /// Say what this machine can run, and why not
+    #[command(after_help = doctor_help())]
+    Doctor(DoctorArgs),
     /// Print the version
     #[command(after_help = "Examples:\n  lockstep version\n  lockstep version --json")]
     Version(VersionArgs),
@@ -87,6 +90,15 @@ fn status_help() -> String {
     )
 }
 
+fn doctor_help() -> String {
+    format!(
+        "Needs no model and takes no GPU. Each device stands with what it would run on, or with \
+         what is missing.\n\n\
+         Examples:\n  lockstep doctor\n  lockstep doctor --json\n\n{}",
+        exit::help()
+    )
+}
+
 fn drill_help() -> String {
     format!(
         "Needs no model and no server: plans of synthetic ops, and the engine on a tiny model that \
@@ -115,6 +127,14 @@ pub struct ServeArgs {
     /// Every knob that was given.
     #[command(flatten)]
     pub knobs: KnobFlags,
+}
+
+/// `doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Print the findings as one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `pull`.

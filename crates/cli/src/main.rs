@@ -4,6 +4,7 @@
 mod args;
 mod build;
 mod device;
+mod doctor;
 mod drill;
 mod exit;
 mod http;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Cmd::Status(args) => (args.json, status::run(&args)),
         Cmd::Plan(PlanCmd::Show(args)) => (args.json, plan::show(&args)),
         Cmd::Drill(args) => (args.json, drill::run(&args)),
+        Cmd::Doctor(args) => (args.json, doctor::run(&args)),
         Cmd::Version(args) => (args.json, version(&args)),
     };
     let exit = match result {
