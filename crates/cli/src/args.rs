@@ -43,6 +43,9 @@ pub enum Cmd {
     /// Show what a running server does: load, pool, buckets, captured and eager steps
     #[command(after_help = status_help())]
     Status(StatusArgs),
+    /// Measure a server under load: throughput, latencies, goodput, refusals
+    #[command(after_help = crate::bench::help())]
+    Bench(crate::bench::BenchArgs),
     /// Look at step plans
     #[command(subcommand)]
     Plan(PlanCmd),

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod build;
 mod device;
 mod doctor;
@@ -28,11 +29,20 @@ use serde_json::json;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // A measurement's 2 means inconclusive.
+        Err(e) if e.use_stderr() && std::env::args_os().nth(1).is_some_and(|a| a == "bench") => {
+            let _ = e.print();
+            return ExitCode::from(bench::CANNOT);
+        }
+        Err(e) => e.exit(),
+    };
     let (json, result) = match cli.command {
         Cmd::Serve(args) => (args.json, serve::run(&args)),
         Cmd::Pull(args) => (args.json, pull_command(&args)),
         Cmd::Status(args) => (args.json, status::run(&args)),
+        Cmd::Bench(args) => return bench::run(&args),
         Cmd::Plan(PlanCmd::Show(args)) => (args.json, plan::show(&args)),
         Cmd::Drill(args) => (args.json, drill::run(&args)),
         Cmd::Doctor(args) => (args.json, doctor::run(&args)),
