@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: builds both sides and hands over to `bench/side_by_side.py`;
-//! `cargo xtask bench audit` prices the audit.
+//! `cargo xtask bench audit` prices the audit; `cargo xtask bench v4` says where a step of the
+//! recall model goes.
 
 use crate::args::{Outcome, Stop};
 use crate::metadata::Metadata;
@@ -11,14 +12,16 @@ use std::time::Duration;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// The command; `args` go to the script, or after `audit` to the example that prices the audit.
+/// The command; `args` go to the script, or after `audit` or `v4` to that example.
 pub fn main(args: &[String]) -> Outcome {
     let root = root();
-    if let Some(("audit", args)) = args.split_first().map(|(first, args)| (first.as_str(), args)) {
+    let examples = [("audit", "audit_cost"), ("v4", "v4_costs")];
+    let first = args.first().map(String::as_str);
+    if let Some((_, name)) = examples.iter().find(|(word, _)| first == Some(word)) {
         let example = ["run", "--release", "--locked", "-p", "lockstep-engine", "--example"];
         let mut run = cargo(&root);
-        run.args(example).args(["audit_cost", "--"]).args(args);
-        return must(&mut run, BUILD_LIMIT, "the price of the audit");
+        run.args(example).args([name, "--"]).args(&args[1..]);
+        return must(&mut run, BUILD_LIMIT, name);
     }
     must(
         cargo(&root).args(["build", "--release", "--locked", "-p", "lockstep-cli"]),

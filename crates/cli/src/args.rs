@@ -106,9 +106,11 @@ fn drill_help() -> String {
     format!(
         "Needs no model and no server: plans of synthetic ops, and the engine on a tiny model that \
          is built in. Every layer is asked alone, over the same seeds; the clean twin of each run \
-         must not alarm.\n\n\
+         must not alarm. `overlap-race` is apart: concurrent tool-calling sessions on the model \
+         recall, first with the arena packed by issue order and nobody proving it, then as shipped.\n\n\
          Examples:\n  lockstep drill\n  lockstep drill --list\n  \
          lockstep drill --only dropped-edge --only live-stride-in-metadata --runs 50 --json\n  \
+         lockstep drill overlap-race --sessions 24 --seed 7\n  \
          lockstep drill --seed 1000 --runs 16 --markdown\n  \
          lockstep drill --only arena-reuse-by-issue-order --svg pictures\n\n{}",
         exit::help()
@@ -205,6 +207,15 @@ pub struct PlanShowArgs {
 /// `drill`.
 #[derive(Args, Debug)]
 pub struct DrillArgs {
+    /// One drill, as with --only; `overlap-race` is the demonstration on the recall model
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// Sessions of overlap-race; the recall model has 74
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=74))]
+    pub sessions: u32,
+    /// Of overlap-race: one decode step in so many runs its lanes out of program order
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub one_in: u32,
     /// Only this drill; may be given more than once
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,

@@ -12,7 +12,7 @@ use lockstep_flow::{OnMismatch, Settings};
 use lockstep_model::{Model, SubPool};
 use lockstep_plan::{KvDtype, Summary, render_text, svg};
 use lockstep_serve::Engine;
-use lockstep_text::{GgufVocab, TextModel};
+use lockstep_text::{GgufVocab, TextError, TextModel};
 use lockstep_weights::{Checkpoint, VocabData};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -44,12 +44,17 @@ fn bad_model(e: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::BadModel, e)
 }
 
-fn open_text(checkpoint: &Checkpoint) -> Result<TextModel, Failure> {
+/// Tokenizer and chat template.
+pub fn open_text(checkpoint: &Checkpoint) -> Result<TextModel, Failure> {
     Ok(match checkpoint.vocab().map_err(bad_model)? {
         Some(vocab) => TextModel::from_gguf(gguf_vocab(vocab)).map_err(bad_model)?,
         None => {
             let folder = checkpoint.folder().unwrap_or_else(|| Path::new("."));
-            TextModel::from_hf_dir(folder).map_err(bad_model)?
+            match TextModel::from_hf_dir(folder) {
+                Err(TextError::NoTokenizer { .. }) => TextModel::for_ids(folder),
+                opened => opened,
+            }
+            .map_err(bad_model)?
         }
     })
 }
@@ -93,7 +98,7 @@ pub fn build(settings: &Settings, files: &ModelFiles, lab: &Lab) -> Result<Built
     let started = std::thread::scope(|scope| {
         let opening = scope.spawn(|| open_text(&checkpoint));
         let digest = scope.spawn(|| checkpoint.digest(1).to_string());
-        start(settings, device, (model, lab.draft()), || {
+        start(settings, device, (model, lab.draft(), files.stands_in.as_deref()), || {
             let opened = join(opening);
             let eos = opened.as_ref().ok().map(|t| t.eos_tokens().to_vec());
             text = Some(opened);
@@ -131,6 +136,10 @@ fn warn_of_memory(settings: &Settings, model: &Model) -> Result<(), Failure> {
 /// A server without a usable template serves completions; chats would be refused one by one.
 fn warn_of_template(text: &TextModel) {
     let without = "chat requests are refused, and only /v1/completions serves";
+    if text.is_ids_only() {
+        tracing::warn!("{}", TextError::IdsOnly);
+        return;
+    }
     match (text.template_fault(), text.chat_template()) {
         (Some(fault), _) => {
             tracing::warn!("the model's chat template is of no use: {fault}; {without}")
@@ -148,13 +157,13 @@ fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 fn start(
     settings: &Settings,
     (device, device_facts): (Box<dyn Device>, DeviceFacts),
-    (model, draft): (Model, Option<Arc<dyn Draft>>),
+    (model, draft, stands_in): (Model, Option<Arc<dyn Draft>>, Option<&str>),
     late: impl FnOnce() -> Option<Late>,
 ) -> Result<Started, Failure> {
     let bar = progress_bar(model.checkpoint_bytes());
     let parts = EngineParts {
         device,
-        model_facts: model_facts(&model, settings),
+        model_facts: model_facts(&model, settings, stands_in),
         model,
         eos: &[],
         knobs: knobs(settings),
@@ -204,7 +213,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
     }
 }
 
-fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
+fn model_facts(model: &Model, settings: &Settings, stands_in: Option<&str>) -> ModelFacts {
     let checkpoint = model.checkpoint();
     let spec = checkpoint.spec();
     let path = checkpoint.path();
@@ -225,6 +234,7 @@ fn model_facts(model: &Model, settings: &Settings) -> ModelFacts {
         parameters,
         weight_bytes: checkpoint.weight_bytes(),
         weights_digest: String::new(),
+        stands_in: stands_in.unwrap_or_default().into(),
     }
 }
 

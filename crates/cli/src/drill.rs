@@ -2,7 +2,7 @@
 
 use crate::args::DrillArgs;
 use crate::exit::{Exit, Failure};
-use crate::out;
+use crate::{out, overlap_race};
 use lockstep_sim::drill::{self, DRILLS, Drill, DrillError, Measured, measure};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -16,7 +16,15 @@ const PAGE: &str = "lockstep drill --runs 16 --markdown";
 
 /// Runs drills and says what saw them.
 pub fn run(args: &DrillArgs) -> Result<Exit, Failure> {
-    let chosen = choose(&args.only)?;
+    let only: Vec<String> = args.only.iter().chain(&args.name).cloned().collect();
+    if only.iter().any(|name| name == overlap_race::NAME) {
+        if only.len() > 1 || args.list || args.svg.is_some() {
+            let words = "overlap-race runs alone, and is neither listed nor drawn";
+            return Err(Failure::new(Exit::Usage, words));
+        }
+        return overlap_race::run(args);
+    }
+    let chosen = choose(&only)?;
     if args.list {
         return list(&chosen, args.json);
     }
@@ -45,7 +53,8 @@ fn choose(only: &[String]) -> Result<Vec<Drill>, Failure> {
     }
     let find = |name: &String| {
         DRILLS.iter().find(|d| d.name == name).copied().ok_or_else(|| {
-            let names: Vec<&str> = DRILLS.iter().map(|d| d.name).collect();
+            let names: Vec<&str> =
+                DRILLS.iter().map(|d| d.name).chain([overlap_race::NAME]).collect();
             let message = format!("no drill is called '{name}'; there are: {}", names.join(", "));
             Failure::new(Exit::Usage, message)
         })

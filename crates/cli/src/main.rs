@@ -14,6 +14,7 @@ mod knob_fault;
 mod lab;
 mod memory;
 mod out;
+mod overlap_race;
 mod plan;
 mod pull;
 mod resolve;

@@ -1,8 +1,9 @@
 //! From what `--model` says to files.
 
 use crate::exit::{Exit, Failure};
-use crate::pull::{self, KNOWN, Known, Store};
+use crate::pull::{self, KNOWN, Known, PullError, Store};
 use lockstep_flow::Settings;
+use lockstep_flow::settings::Source;
 use std::path::{Path, PathBuf};
 
 /// The files of a model.
@@ -12,25 +13,46 @@ pub struct ModelFiles {
     pub path: PathBuf,
     /// Its names, best first.
     pub aliases: Vec<String>,
+    /// Of which model it takes the place, and why.
+    pub stands_in: Option<String>,
 }
 
 /// Name of the project's own small model, which comes with it as the folder `models/recall`.
 const RECALL: &str = "recall";
 
 /// That folder: beside the program or above it (a build lies in the project's tree), else under
-/// the current directory.
-fn recall() -> Option<PathBuf> {
+/// the current directory, else `recall` in the store, where a program that was installed alone
+/// finds a copy.
+pub fn recall(store: impl Fn() -> Result<Store, Failure>) -> Option<PathBuf> {
     let program = std::env::current_exe().ok();
     let above = program.iter().flat_map(|p| p.ancestors().skip(1).take(5));
     let places = above.map(|dir| dir.join("models").join(RECALL));
     let here = core::iter::once(Path::new("models").join(RECALL));
-    places.chain(here).find(|folder| folder.join("config.json").is_file())
+    let is_there = |folder: &PathBuf| folder.join("config.json").is_file();
+    let stored = || Some(store().ok()?.dir().join(RECALL)).filter(is_there);
+    places.chain(here).find(is_there).or_else(stored)
 }
 
-fn no_recall() -> Failure {
+/// That it is nowhere.
+pub fn no_recall() -> Failure {
     let words = "the model 'recall' comes with the project as the folder models/recall, which is \
-                 neither near the program nor in the current directory; name the folder";
+                 neither near the program nor in the current directory nor, as recall, in the \
+                 store; copy it to one of them, or name the folder";
     Failure::new(Exit::NoModel, words)
+}
+
+/// The project's own model, where nobody named a model and no source of the default one answers.
+fn fallback(
+    settings: &Settings,
+    why: &PullError,
+    store: impl Fn() -> Result<Store, Failure>,
+) -> Option<ModelFiles> {
+    let by_default = settings.get("model.path").source == Source::Default;
+    let PullError::Nowhere { model, .. } = why else { return None };
+    let path = recall(store).filter(|_| by_default)?;
+    let why: Vec<String> = why.to_string().lines().map(|l| l.trim().to_string()).collect();
+    let words = format!("serving {RECALL} instead of {model}: {}", why.join(" "));
+    Some(ModelFiles { path, aliases: vec![RECALL.into()], stands_in: Some(words) })
 }
 
 /// No model of that name, and which there are.
@@ -68,17 +90,17 @@ pub fn model(
         if !meta.is_file() && !meta.is_dir() {
             return Err(no_model_file(path));
         }
-        return Ok(ModelFiles { path: path.into(), aliases: aliases(path) });
+        return Ok(ModelFiles { path: path.into(), aliases: aliases(path), stands_in: None });
     }
     if name == RECALL {
-        let path = recall().ok_or_else(no_recall)?;
-        return Ok(ModelFiles { path, aliases: vec![RECALL.into()] });
+        let path = recall(store).ok_or_else(no_recall)?;
+        return Ok(ModelFiles { path, aliases: vec![RECALL.into()], stands_in: None });
     }
     let Some(known) = Known::find(name) else { return Err(unknown_model(name)) };
-    let store = store()?;
-    let path = store.path(known);
+    let place = store()?;
+    let path = place.path(known);
     if path.exists() {
-        pull::check(known, &store).map_err(|why| {
+        pull::check(known, &place).map_err(|why| {
             let words = format!(
                 "{} is not the model {} any more: {why}; `lockstep pull` fetches it again",
                 path.display(),
@@ -86,13 +108,13 @@ pub fn model(
             );
             Failure::new(Exit::BadModel, words)
         })?;
-    } else {
-        pull::obtain(known, &store, None)
-            .map_err(|e| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) })?;
+    } else if let Err(e) = pull::obtain(known, &place, None) {
+        return fallback(settings, &e, store)
+            .ok_or_else(|| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) });
     }
     let mut aliases = aliases(&path);
     aliases.insert(0, known.name.into());
-    Ok(ModelFiles { path, aliases })
+    Ok(ModelFiles { path, aliases, stands_in: None })
 }
 
 /// The file's name without and with its ending.
@@ -109,7 +131,6 @@ fn aliases(path: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_flow::settings::Source;
 
     fn named(name: &str) -> Settings {
         let mut settings = Settings::default();

@@ -80,6 +80,9 @@ pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let bound = bind(&runtime, &settings)?;
     // Fetching ends with a signal like any program; the store is made for that.
     let files = resolve::model(&settings, store)?;
+    if let Some(words) = &files.stands_in {
+        tracing::warn!(event = "model_fallback", "{words}");
+    }
     let loading = Arc::new(AtomicBool::new(true));
     let stopped = runtime.block_on(async { signals(Arc::clone(&loading)) })?;
     let built = build::build(&settings, &files, &lab)?;

@@ -41,3 +41,33 @@ fn drills_are_listed_drawn_and_known_by_name() {
     let picture = std::fs::read_to_string(folder.join(format!("{only}.svg"))).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("hazard"), "no hazard is drawn");
 }
+
+/// A small form of the demonstration: two sessions of the recall model at once.
+#[test]
+fn overlap_race_alters_answers_and_is_closed_as_shipped() {
+    let out = drill(&["overlap-race", "--sessions", "2", "--one-in", "8", "--seed", "5", "--json"]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let (bad, shipped) = (&report["packed_by_issue_order"], &report["as_shipped"]);
+    let number = |v: &Value, key: &str| v[key].as_u64().unwrap_or_else(|| panic!("{key}: {v}"));
+    assert!(number(bad, "altered") > 0 && number(bad, "overlapped_steps") > 0, "{report}");
+    assert_ne!(bad["example"]["right"], bad["example"]["came"]);
+    assert_eq!((number(shipped, "altered"), number(shipped, "failed")), (0, 0), "{report}");
+    assert_eq!(number(shipped, "answers"), number(bad, "answers"));
+    assert!(number(shipped, "overlapped_steps") > 0, "the shipped plan overlaps as well");
+    let most = report["as_shipped_rate_below"].as_f64().unwrap();
+    assert!((1.0 - most).powf(number(shipped, "answers") as f64) - 0.05 < 1e-9, "{most}");
+    let first = report["prover"]["first"][0].as_str().unwrap();
+    assert!(first.starts_with("aliasing: ") && first.contains(".index_"), "{first}");
+    let words = drill(&["overlap-race", "--only", "dropped-edge"]);
+    assert_eq!(words.status.code(), Some(2));
+}
+
+#[test]
+fn the_published_page_has_the_demonstration() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/drills.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let remedy = "lockstep drill overlap-race --sessions 24 --markdown >> docs/drills.md";
+    assert!(page.contains("`lockstep drill overlap-race --sessions "), "{remedy}");
+    assert!(page.contains("| as shipped |"), "{remedy}");
+}

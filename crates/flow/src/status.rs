@@ -57,6 +57,8 @@ pub struct ModelFacts {
     pub weight_bytes: u64,
     /// Hex digest of the weights; part of `system_fingerprint`.
     pub weights_digest: String,
+    /// Of which model it takes the place, and why; empty where it is the one that was asked for.
+    pub stands_in: String,
 }
 
 /// What computes: fixed for the life of the process.

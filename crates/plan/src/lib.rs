@@ -9,6 +9,7 @@
 mod access;
 mod alias;
 mod backend;
+mod between;
 mod buffer;
 mod build;
 mod declare;
@@ -41,6 +42,7 @@ mod v4_mtp;
 
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
 pub use backend::{Activation, Backend, Unsupported, WeightData};
+pub use between::hazards_between;
 pub use buffer::{Axis, Buffer, BufferId, BufferKind, Elem, PaddingPolicy, Span, StateKind};
 pub use build::{LIVE_COUNTS, LIVE_COUNTS_BYTES, PlanBuilder, conflict, derive_edges};
 pub use declare::{Accesses, declare, row_axis};

@@ -180,6 +180,7 @@ fn totals(page: &mut Page<'_>, s: &EngineStatus) -> fmt::Result {
         ("lockstep_cancelled_requests", c.cancelled),
         ("lockstep_grammar_stopped_requests", c.grammar_stopped),
         ("lockstep_failed_requests", c.failed),
+        ("lockstep_model_fallbacks", u64::from(!s.model.stands_in.is_empty())),
         ("lockstep_preemptions", c.preemptions),
         ("lockstep_evicted_pages", c.evicted_pages),
     ] {

@@ -109,6 +109,7 @@ pub fn text_error(param: &str, e: &TextError) -> ApiError {
         E::Messages { .. } | E::TemplateRaised { .. } => ApiError::field(param, what),
         E::PromptTooLong { .. } => ApiError::field(param, what),
         E::NoTemplate
+        | E::IdsOnly
         | E::TemplateSyntax { .. }
         | E::TemplateFailed { .. }
         | E::TemplateTooSlow { .. }

@@ -35,6 +35,9 @@ pub struct FaultDevice {
     lanes: bool,
     /// True where those lanes are real threads.
     threads: bool,
+    /// Of decode steps, one in this many, drawn, runs on lanes, and no other step does: what an
+    /// overlap is in the field, where only decode is captured and lanes mostly keep their order.
+    decode_odds: Option<u32>,
     log: Arc<StrikeLog>,
     /// Of plans on several lanes, by the proven executable.
     variants: HashMap<ExecId, Variant>,
@@ -73,6 +76,7 @@ impl FaultDevice {
             sabotage,
             lanes,
             threads: false,
+            decode_odds: None,
             log: Arc::default(),
             variants: HashMap::new(),
             made: HashMap::new(),
@@ -104,6 +108,13 @@ impl FaultDevice {
     /// way, so there is nothing to sabotage in it.
     pub fn on_threads(mut self) -> FaultDevice {
         (self.lanes, self.threads) = (true, true);
+        self
+    }
+
+    /// As [`FaultDevice::on_lanes`], for one in `odds` of the decode steps, and without poison: what
+    /// is read wrongly is what another lane has really written there.
+    pub fn on_lanes_at_decode(mut self, odds: u32) -> FaultDevice {
+        (self.lanes, self.decode_odds) = (true, Some(odds));
         self
     }
 
@@ -146,7 +157,8 @@ impl FaultDevice {
             _ => None,
         };
         let made = self.made.entry(Digest::of(&proven)).or_insert_with(|| {
-            let plan = spread(&proven);
+            // A plan that has lanes of its own is taken as it is.
+            let plan = if proven.lanes.len() > 2 { proven.clone() } else { spread(&proven) };
             let faulty = fault.and_then(|(f, seed)| f.seed(&plan, seed)).map(|d| {
                 // Kernels touch what they touch, whatever a faulty plan says of them.
                 let lies = fault.is_some_and(|(f, _)| {
@@ -185,6 +197,13 @@ impl FaultDevice {
         Ok(())
     }
 
+    /// True where the lanes of this replay are out of program order.
+    fn overlaps(&self, exec: ExecId, replay: u64) -> bool {
+        let Some(odds) = self.decode_odds else { return true };
+        let drawn = mix64(self.seed() ^ mix64(replay)).is_multiple_of(u64::from(odds.max(1)));
+        drawn && self.lab.plan(exec).bucket.is_decode()
+    }
+
     fn forget(&mut self, exec: ExecId) -> Result<(), DeviceError> {
         let Some(variant) = self.variants.remove(&exec) else { return Ok(()) };
         for id in core::iter::once(variant.clean).chain(variant.faulty) {
@@ -210,6 +229,7 @@ impl FaultDevice {
             _ => (variant.clean, false),
         };
         self.lab.device_mut().copy_inputs(exec, to);
+        self.log.overlap();
         let plan = self.lab.plan(to).clone();
         let seed = mix64(self.seed() ^ replay << 20);
         if self.threads {
@@ -225,11 +245,11 @@ impl FaultDevice {
                 what: "the lanes wait for each other; a device would hang here".into(),
             });
         };
-        let poisons = transients_only(
-            &plan,
-            self.lab.packing(to),
-            order.poisons(&plan, self.lab.packing(to)),
-        );
+        let packing = self.lab.packing(to);
+        let poisons = match self.decode_odds {
+            Some(_) => Vec::new(),
+            None => transients_only(&plan, packing, order.poisons(&plan, packing)),
+        };
         self.lab.explore_steps(to, Some(lease), &order, &poisons, None)?;
         self.bring_back(to, exec);
         if struck {
@@ -384,7 +404,8 @@ impl Device for FaultDevice {
         let strike = self.due(replay);
         self.stale = None;
         let plan = matches!(strike, Some(Strike::Plan(_)));
-        let result = if self.lanes && (plan || !self.sparse) {
+        let overlaps = (plan || !self.sparse) && self.overlaps(exec, replay);
+        let result = if self.lanes && overlaps {
             self.variant(exec)?;
             self.replay_on_lanes(exec, lease, replay, plan)
         } else if let Some(strike) = strike {

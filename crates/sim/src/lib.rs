@@ -14,6 +14,8 @@ pub mod drill;
 pub mod explorer;
 mod fault_device;
 mod hits;
+mod one_step;
+pub mod race;
 mod rng;
 mod scene;
 mod spread;
@@ -21,6 +23,7 @@ mod step;
 mod strike;
 
 pub use fault_device::FaultDevice;
+pub use one_step::OneStep;
 pub use rng::Rng;
 pub use scene::{Finding, Outcome, Scene, SceneError, tiny_model};
 pub use spread::spread;

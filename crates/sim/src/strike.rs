@@ -85,6 +85,7 @@ pub struct StrikeLog {
     strikes: AtomicU64,
     first: AtomicU64,
     steps: AtomicU64,
+    overlapped: AtomicU64,
     at: OnceLock<Instant>,
 }
 
@@ -108,6 +109,11 @@ impl StrikeLog {
         self.steps.load(Ordering::Acquire)
     }
 
+    /// Steps so far whose lanes ran out of program order.
+    pub fn overlapped(&self) -> u64 {
+        self.overlapped.load(Ordering::Acquire)
+    }
+
     /// Strikes so far.
     pub fn strikes(&self) -> u64 {
         self.strikes.load(Ordering::Acquire)
@@ -126,6 +132,10 @@ impl StrikeLog {
     pub(crate) fn replay(&self) -> u64 {
         self.steps.fetch_add(1, Ordering::AcqRel);
         self.replays.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(crate) fn overlap(&self) {
+        self.overlapped.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn struck(&self, replay: u64) {

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 pub enum TextError {
     /// A model folder without `tokenizer.json`.
     NoTokenizer { dir: PathBuf },
+    /// Text is asked of a model that is served for token ids.
+    IdsOnly,
     /// A tokenizer file that cannot be read.
     Read { path: PathBuf, kind: std::io::ErrorKind },
     /// A folder, a pipe or a device where a file is needed.
@@ -125,6 +127,11 @@ impl fmt::Display for TextError {
                  (transformers: AutoTokenizer.from_pretrained(..).save_pretrained(..)), or serve a \
                  GGUF file, which carries its tokenizer",
                 dir.display()
+            ),
+            E::IdsOnly => f.write_str(
+                "the model's folder has no tokenizer.json, so it is served for token ids alone: \
+                 send `prompt` as an array of token ids to /v1/completions, `stop_token_ids` for \
+                 `stop`, and read the tokens in `logprobs`",
             ),
             E::NotAFile { path } => write!(f, "{} is not a regular file", path.display()),
             E::Read { path, kind } => write!(f, "{} cannot be read: {kind}", path.display()),

@@ -44,6 +44,8 @@ pub struct TextModel {
     eos: Vec<Token>,
     template: Option<Result<ChatTemplate, TextError>>,
     grammars: OnceLock<Result<Grammars, TextError>>,
+    /// True where there is no tokenizer: token ids are all there is.
+    ids_only: bool,
 }
 
 impl std::fmt::Debug for TextModel {
@@ -98,6 +100,26 @@ impl TextModel {
         Ok(TextModel::assemble(tokenizer, bos, eos, template, specials))
     }
 
+    /// Of a Hugging Face folder without `tokenizer.json`: what takes and gives token ids works;
+    /// text, chats and grammars are refused with the reason. The tokens that end a text are those
+    /// of `generation_config.json` or `config.json`.
+    pub fn for_ids(dir: &Path) -> Result<TextModel, TextError> {
+        let mut eos = HfFolder::eos_of(dir)?;
+        eos.retain(|t| t.0 < lockstep_flow::limits::VOCAB_MAX);
+        let specials = ["bos_token", "eos_token", "unk_token", "pad_token"].map(|n| (n, None));
+        let text = TextModel::assemble(Tokenizer::empty(), None, eos, None, specials);
+        Ok(TextModel { ids_only: true, ..text })
+    }
+
+    /// True where the model has no tokenizer ([`TextModel::for_ids`]).
+    pub fn is_ids_only(&self) -> bool {
+        self.ids_only
+    }
+
+    fn text_or_why(&self) -> Result<(), TextError> {
+        if self.ids_only { Err(TextError::IdsOnly) } else { Ok(()) }
+    }
+
     fn assemble(
         tokenizer: Tokenizer,
         bos: Option<Token>,
@@ -111,7 +133,7 @@ impl TextModel {
             specials.into_iter().filter_map(|(name, text)| Some((name, text?))).collect();
         let template = template.map(|source| ChatTemplate::new(source, specials));
         let grammars = OnceLock::new();
-        TextModel { tokenizer: Arc::new(tokenizer), bos, eos, template, grammars }
+        TextModel { tokenizer: Arc::new(tokenizer), bos, eos, template, grammars, ids_only: false }
     }
 
     /// Number of ids: one more than the largest. A model may have more rows of logits than this.
@@ -141,6 +163,7 @@ impl TextModel {
 
     /// Token ids of `text`.
     pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<Token>, TextError> {
+        self.text_or_why()?;
         self.tokenizer.encode(text, how)
     }
 
@@ -177,8 +200,11 @@ impl TextModel {
     }
 
     /// The text of one token for a list of log-probabilities, with U+FFFD where its bytes alone
-    /// are not UTF-8.
+    /// are not UTF-8; `token_id:N` where there is no tokenizer.
     pub fn token_text(&self, token: Token) -> String {
+        if self.ids_only {
+            return format!("token_id:{token}");
+        }
         String::from_utf8_lossy(self.token_bytes(token)).into_owned()
     }
 
@@ -206,6 +232,7 @@ impl TextModel {
         tools: Option<&Value>,
         options: &ChatOptions,
     ) -> Result<ChatPrompt, TextError> {
+        self.text_or_why()?;
         let template = match &self.template {
             None => return Err(TextError::NoTemplate),
             Some(Err(e)) => return Err(e.clone()),
@@ -233,6 +260,9 @@ impl TextModel {
 
     /// The detokenizer of a sequence.
     pub fn stream_with(&self, options: StreamOptions) -> Result<TextStream, TextError> {
+        if !options.stop.is_empty() {
+            self.text_or_why()?;
+        }
         TextStream::new(self.tokenizer.clone(), options)
     }
 
@@ -277,6 +307,7 @@ impl TextModel {
         after_reasoning: Option<&str>,
         count: usize,
     ) -> Result<Vec<Box<dyn TokenMask>>, TextError> {
+        self.text_or_why()?;
         match self.grammars.get_or_init(|| Grammars::new(self.tokenizer.clone(), &self.eos)) {
             Ok(grammars) => grammars.compile(spec, after_reasoning, count),
             Err(e) => Err(e.clone()),

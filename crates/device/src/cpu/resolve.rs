@@ -133,7 +133,7 @@ pub fn resolve(
 }
 
 pub(super) struct Resolver<'a> {
-    plan: &'a plan::StepPlan,
+    pub(super) plan: &'a plan::StepPlan,
     pub(super) at: &'a Addresses,
     memory: &'a Memory,
     pub(super) isa: Isa,

@@ -304,11 +304,12 @@ impl Resolver<'_> {
 
     fn route(&self, r: &plan::Route) -> v4::Route {
         let null = core::ptr::null();
-        let (bias, table, tokens) = match r.choice {
-            plan::Choice::Scored { bias } => (self.at.f32(bias).cast_const(), null, null),
+        let (bias, table, vocab, tokens) = match r.choice {
+            plan::Choice::Scored { bias } => (self.at.f32(bias).cast_const(), null, 0, null),
             plan::Choice::Table { table, tokens } => (
                 core::ptr::null(),
                 self.at.u32(table).cast_const(),
+                self.plan.buffer(table).bytes as usize / (4 * r.per_token as usize),
                 self.at.u32(tokens).cast_const(),
             ),
         };
@@ -321,6 +322,7 @@ impl Resolver<'_> {
             logits: self.at.f32(r.logits),
             bias,
             table,
+            vocab,
             tokens,
             chosen: self.at.u32(r.chosen),
             weights: self.at.f32(r.weights),

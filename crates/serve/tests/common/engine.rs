@@ -399,6 +399,7 @@ impl Engine for Toy {
                 parameters: 1,
                 weight_bytes: 4,
                 weights_digest: "0123456789abcdef".into(),
+                stands_in: String::new(),
             },
             device: DeviceFacts {
                 name: "cpu".into(),

@@ -57,12 +57,16 @@ impl HfFolder {
 
     /// The ids in `eos_token_id` of generation_config.json, else of config.json.
     pub(crate) fn eos_ids(&self) -> Vec<Token> {
-        let ids = |v: &Value| -> Vec<Token> {
-            let list = v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice);
-            list.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok().map(Token)).collect()
-        };
-        let generation = ids(&self.generation_config["eos_token_id"]);
-        if generation.is_empty() { ids(&self.model_config["eos_token_id"]) } else { generation }
+        eos_ids(&self.generation_config, &self.model_config)
+    }
+
+    /// As [`HfFolder::eos_ids`], of a folder that needs no tokenizer.
+    pub(crate) fn eos_of(dir: &Path) -> Result<Vec<Token>, TextError> {
+        let [generation, model] = ["generation_config.json", "config.json"].map(|name| {
+            let path = dir.join(name);
+            read(&path)?.map_or(Ok(Value::Null), |bytes| parse(&path, &bytes))
+        });
+        Ok(eos_ids(&generation?, &model?))
     }
 
     /// The chat template: `chat_template.jinja` before `chat_template.json` before
@@ -123,6 +127,15 @@ impl HfFolder {
         let at = with.windows(without.len().max(1)).position(|w| w == without).unwrap_or(0);
         Ok(with[..at].iter().copied().map(Token).collect())
     }
+}
+
+fn eos_ids(generation: &Value, model: &Value) -> Vec<Token> {
+    let ids = |v: &Value| -> Vec<Token> {
+        let list = v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice);
+        list.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok().map(Token)).collect()
+    };
+    let first = ids(&generation["eos_token_id"]);
+    if first.is_empty() { ids(&model["eos_token_id"]) } else { first }
 }
 
 fn spelling(value: &Value) -> Option<&str> {

@@ -113,6 +113,12 @@ impl Tokenizer {
         Tokenizer { inner, pieces, spelling, guard, prefix }
     }
 
+    /// Of a model without a vocabulary: it has no text for any id.
+    pub(crate) fn empty() -> Tokenizer {
+        let inner = tokenizers::Tokenizer::new(tokenizers::models::bpe::BPE::default());
+        Tokenizer::assemble(inner, Vec::new(), Spelling::ByteLevel, Vec::new())
+    }
+
     pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces
     }

@@ -125,7 +125,10 @@ impl List {
                 // SAFETY: the row has `topk` places.
                 let chosen =
                     unsafe { core::slice::from_raw_parts(c.selection.add(row * c.topk), c.topk) };
-                chosen.iter().take_while(|i| **i != u32::MAX).count()
+                // What ends a selection is no closed row either: whatever an unproven plan left
+                // there, nothing outside the sequence is read.
+                let closed = (position + 1) / c.rows.ratio;
+                chosen.iter().take_while(|i| (**i as usize) < closed).count()
             }
         };
         List { window_first: position + 1 - window, window, compressed }

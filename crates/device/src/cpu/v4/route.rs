@@ -34,6 +34,8 @@ pub struct Route {
     pub bias: *const f32,
     /// `[vocab][per_token]`; null where scores choose.
     pub table: *const u32,
+    /// Rows of the table.
+    pub vocab: usize,
     /// `[rows]`, with a table.
     pub tokens: *const u32,
     /// `[rows][per_token]`
@@ -88,7 +90,8 @@ unsafe fn route_body<V: Lanes>(a: &Route, row: usize) {
             let bias = core::slice::from_raw_parts(a.bias, n);
             choose(&scores[..n], bias, chosen);
         } else {
-            let token = *a.tokens.add(row) as usize;
+            // Keeps the look-up inside the table whatever an unproven plan left there.
+            let token = (*a.tokens.add(row) as usize).min(a.vocab - 1);
             chosen.copy_from_slice(core::slice::from_raw_parts(a.table.add(token * k), k));
         }
         let weights = core::slice::from_raw_parts_mut(a.weights.add(row * k), k);
