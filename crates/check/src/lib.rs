@@ -2,4 +2,12 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod calibration;
 pub mod client;
+pub mod coverage;
+pub mod dialogue;
+pub mod isolate;
+pub mod judge;
+pub mod report;
+pub mod run;
+pub mod stats;

@@ -1,5 +1,6 @@
 //! The command line. `serve`'s flags are made from the knob registry.
 
+use crate::check::CheckArgs;
 use crate::exit;
 use clap::builder::{StyledStr, ValueHint};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand};
@@ -46,6 +47,9 @@ pub enum Cmd {
     /// Measure a server under load: throughput, latencies, goodput, refusals
     #[command(after_help = crate::bench::help())]
     Bench(crate::bench::BenchArgs),
+    /// Check a server for corruption under concurrency: ours, SGLang, vLLM, llama.cpp
+    #[command(after_help = crate::check::help())]
+    Check(Box<CheckArgs>),
     /// Look at step plans
     #[command(subcommand)]
     Plan(PlanCmd),

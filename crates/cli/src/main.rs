@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod build;
+mod check;
 mod device;
 mod doctor;
 mod drill;
@@ -37,6 +38,11 @@ fn main() -> ExitCode {
             let _ = e.print();
             return ExitCode::from(bench::CANNOT);
         }
+        // A gate's 2 means inconclusive.
+        Err(e) if e.use_stderr() && std::env::args_os().nth(1).is_some_and(|a| a == "check") => {
+            let _ = e.print();
+            return ExitCode::from(check::CANNOT);
+        }
         Err(e) => e.exit(),
     };
     let (json, result) = match cli.command {
@@ -44,6 +50,7 @@ fn main() -> ExitCode {
         Cmd::Pull(args) => (args.json, pull_command(&args)),
         Cmd::Status(args) => (args.json, status::run(&args)),
         Cmd::Bench(args) => return bench::run(&args),
+        Cmd::Check(args) => return check::run(&args),
         Cmd::Plan(PlanCmd::Show(args)) => (args.json, plan::show(&args)),
         Cmd::Drill(args) => (args.json, drill::run(&args)),
         Cmd::Doctor(args) => (args.json, doctor::run(&args)),

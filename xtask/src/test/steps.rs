@@ -52,8 +52,11 @@ impl Steps {
     }
 
     pub fn build(&self) -> Step {
+        // The proxy that damages answers, for the suites that check servers through it.
         must(
-            cargo(&self.root).args(["build", "--release", "--locked", "-p", "lockstep-cli"]),
+            cargo(&self.root)
+                .args(["build", "--release", "--locked", "-p", "lockstep-cli"])
+                .args(["-p", "lockstep-check", "--bin", "lockstep", "--example", "fault_proxy"]),
             BUILD_LIMIT,
             "cargo build --release",
         )

@@ -1,0 +1,239 @@
+//! Coverage: through which captured batch sizes the load really went, and how that is known.
+//!
+//! A run whose largest batch was 20 says nothing of the buckets from 24 on, however many sessions
+//! were at hand.
+
+mod log;
+mod metrics;
+mod server;
+
+pub use log::DecodeLog;
+pub use server::{Facts, ServerKind, Snapshot, facts, snapshot};
+
+use std::collections::BTreeMap;
+
+/// How the batch sizes are known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// The server counts the steps of each bucket.
+    Exactly,
+    /// From samples of how many requests ran.
+    Inferred,
+    /// From nothing but this client's own requests in flight.
+    Unknown,
+}
+
+impl Source {
+    /// Its word in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Exactly => "exactly",
+            Source::Inferred => "inferred",
+            Source::Unknown => "unknown",
+        }
+    }
+}
+
+/// A batch size that is captured on its own, or a range that stands for one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bucket {
+    /// Rows that it holds.
+    pub rows: u32,
+    /// Fewest rows that make it the one.
+    pub rows_min: u32,
+    /// Whether it is captured; `None` where the server does not say.
+    pub is_captured: Option<bool>,
+    /// Steps that ran through it; where coverage is inferred, samples that fell into it.
+    pub seen: u64,
+    /// Whether a clean run must have been through it.
+    pub is_required: bool,
+}
+
+/// What a run exercised.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Coverage {
+    /// Which server it is.
+    pub server: ServerKind,
+    /// How it is known.
+    pub source: Source,
+    /// The decode buckets, ascending.
+    pub buckets: Vec<Bucket>,
+    /// Most requests that ran at once, as far as is known.
+    pub peak_running: u32,
+    /// Decode steps that replayed a capture, and that ran eagerly, where the server counts them.
+    pub decode_steps: Option<(u64, u64)>,
+    /// What a reader should know beside.
+    pub notes: Vec<String>,
+}
+
+impl Coverage {
+    /// Required buckets that nothing went through.
+    pub fn missing(&self) -> Vec<&Bucket> {
+        self.buckets.iter().filter(|b| b.is_required && b.seen == 0).collect()
+    }
+
+    /// Why a clean run is not a pass, or nothing.
+    pub fn gap(&self) -> Option<String> {
+        let largest = self.buckets.iter().filter(|b| b.is_required).map(|b| b.rows).max();
+        let missing: Vec<String> = self.missing().iter().map(|b| b.rows.to_string()).collect();
+        if !missing.is_empty() {
+            return Some(format!(
+                "only up to {} of {}: no step through {}",
+                self.buckets.iter().filter(|b| b.seen > 0).map(|b| b.rows).max().unwrap_or(0),
+                largest.unwrap_or(0),
+                missing.join(", ")
+            ));
+        }
+        (self.source == Source::Unknown).then(|| {
+            "the server tells nothing of its batches: turn its metrics on, or give its decode \
+             log with --decode-log"
+                .into()
+        })
+    }
+}
+
+/// What is gathered while a run lasts.
+#[derive(Clone, Default, Debug)]
+pub struct Samples {
+    /// Samples by requests that ran.
+    pub running: BTreeMap<u32, u64>,
+}
+
+impl Samples {
+    /// Takes one.
+    pub fn take(&mut self, running: u32) {
+        *self.running.entry(running).or_default() += 1;
+    }
+
+    fn within(&self, low: u32, high: u32) -> u64 {
+        if low > high { 0 } else { self.running.range(low..=high).map(|(_, n)| n).sum() }
+    }
+
+    fn peak(&self) -> u32 {
+        self.running.keys().next_back().copied().unwrap_or(0)
+    }
+}
+
+/// Puts together what was seen between two snapshots. `sessions` is how many the run had at once,
+/// `client_peak` the most requests that it had in flight.
+pub fn between(
+    facts: &Facts,
+    before: &Snapshot,
+    after: &Snapshot,
+    samples: &Samples,
+    sessions: u32,
+    client_peak: u32,
+) -> Coverage {
+    let mut notes = facts.notes.clone();
+    let is_exact = !after.bucket_steps.is_empty();
+    let source = if is_exact {
+        Source::Exactly
+    } else if samples.running.is_empty() {
+        Source::Unknown
+    } else {
+        Source::Inferred
+    };
+    if before.generation != after.generation {
+        notes.push(
+            "the server changed its generation meanwhile: only steps since are counted".into(),
+        );
+    }
+    let peak_running = if source == Source::Unknown { client_peak } else { samples.peak() };
+    let reachable = facts.running_max.unwrap_or(u32::MAX);
+    let sizes = ladder(facts, sessions);
+    let mut low = 1;
+    let mut buckets = Vec::new();
+    for (rows, is_captured) in sizes {
+        let seen = match source {
+            Source::Exactly => steps_between(before, after, rows),
+            Source::Inferred => samples.within(low, rows),
+            Source::Unknown => u64::from((low..=rows).contains(&client_peak) || client_peak > rows),
+        };
+        // What is never captured has no capture to damage it; what the server never fills neither.
+        let is_required = is_captured != Some(false) && low <= reachable;
+        buckets.push(Bucket { rows, rows_min: low, is_captured, seen, is_required });
+        low = rows + 1;
+    }
+    let decode_steps = match (before.passes, after.passes) {
+        (Some(b), Some(a)) => Some((a.0.saturating_sub(b.0), a.1.saturating_sub(b.1))),
+        _ => None,
+    };
+    Coverage { server: facts.kind, source, buckets, peak_running, decode_steps, notes }
+}
+
+fn steps_between(before: &Snapshot, after: &Snapshot, rows: u32) -> u64 {
+    let of = |s: &Snapshot| s.bucket_steps.get(&rows).copied().unwrap_or(0);
+    if before.generation == after.generation {
+        of(after).saturating_sub(of(before))
+    } else {
+        of(after)
+    }
+}
+
+/// The captured sizes where the server lists them; else powers of two up to what can run at once.
+fn ladder(facts: &Facts, sessions: u32) -> Vec<(u32, Option<bool>)> {
+    if !facts.buckets.is_empty() {
+        return facts.buckets.clone();
+    }
+    let most = facts.running_max.unwrap_or(sessions).min(sessions).max(1);
+    let powers = (0..32).map(|i| 1u32 << i).take_while(|rows| *rows < most);
+    powers.chain([most]).map(|rows| (rows, None)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(buckets: &[u32], running_max: Option<u32>) -> Facts {
+        Facts {
+            buckets: buckets.iter().map(|b| (*b, Some(*b <= 32))).collect(),
+            running_max,
+            ..Facts::unknown()
+        }
+    }
+
+    fn exact(steps: &[(u32, u64)]) -> Snapshot {
+        Snapshot { bucket_steps: steps.iter().copied().collect(), ..Snapshot::default() }
+    }
+
+    /// The case that this module is for: 96 sessions of which 20 ever ran together.
+    #[test]
+    fn twenty_of_ninety_six_is_a_gap() {
+        let facts = Facts {
+            buckets: [1, 2, 4, 8, 12, 16, 24, 32, 40, 96].map(|b| (b, Some(true))).to_vec(),
+            ..Facts::unknown()
+        };
+        let mut samples = Samples::default();
+        (1..=20).for_each(|n| samples.take(n));
+        let (none, n) = (Snapshot::default(), 96);
+        let c = between(&facts, &none, &none, &samples, n, n);
+        assert_eq!((c.source, c.peak_running), (Source::Inferred, 20));
+        let gap = c.gap().unwrap();
+        assert!(gap.starts_with("only up to 24 of 96: no step through 32, 40, 96"), "{gap}");
+    }
+
+    #[test]
+    fn counted_steps_are_exact_and_eager_buckets_not_required() {
+        let facts = facts(&[1, 2, 4, 40], None);
+        let (before, after) = (exact(&[(1, 5), (2, 7)]), exact(&[(1, 9), (2, 8), (4, 1)]));
+        let c = between(&facts, &before, &after, &Samples::default(), 4, 4);
+        assert_eq!(c.source, Source::Exactly);
+        let seen: Vec<u64> = c.buckets.iter().map(|b| b.seen).collect();
+        assert_eq!(seen, [4, 1, 1, 0]);
+        assert_eq!(c.gap(), None);
+        let c = between(&facts, &after, &after, &Samples::default(), 4, 4);
+        assert_eq!(c.missing().len(), 3);
+    }
+
+    #[test]
+    fn what_cannot_run_is_not_required() {
+        let mut samples = Samples::default();
+        (1..=4).for_each(|n| samples.take(n));
+        let none = Snapshot::default();
+        let c = between(&facts(&[], Some(4)), &none, &none, &samples, 96, 96);
+        assert_eq!(c.buckets.iter().map(|b| b.rows).collect::<Vec<_>>(), [1, 2, 4]);
+        assert_eq!(c.gap(), None);
+        let c = between(&facts(&[], None), &none, &none, &Samples::default(), 96, 96);
+        assert!(c.gap().unwrap().contains("--decode-log"));
+    }
+}

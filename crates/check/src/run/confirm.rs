@@ -1,0 +1,90 @@
+//! A second look at damage on servers whose numbers depend on the batch: where the model itself was
+//! undecided, another token is a close call, not damage.
+
+use super::answer::Answer;
+use super::finding::may_be_close_call;
+use super::load::Bench;
+use super::request;
+use crate::client::{Reading, Token};
+use crate::judge::{Verdict, Wrong};
+use serde_json::json;
+
+/// Nats between the token that was chosen and all others, from which on no rounding of sums turns
+/// it. Servers that batch differently differ by some hundredths of a nat, quantised ones by tenths.
+const CLEAR_NATS: f64 = 1.0;
+
+/// Asks again, alone and with probabilities, for every answer that may be a close call; what is one
+/// becomes wrong but plausible. Returns how many there were. A server that tells no probabilities
+/// excuses nothing.
+pub async fn close_calls(bench: &Bench, answers: &mut [Answer]) -> u64 {
+    let mut found = 0;
+    for answer in answers.iter_mut().filter(|a| may_be_close_call(&a.verdict)) {
+        let Some(nats) = margin(bench, answer).await else { continue };
+        if nats < CLEAR_NATS {
+            let what = format!("{}; alone it was decided by {nats:.2} nats", answer.verdict);
+            answer.verdict = Verdict::Wrong(Wrong::Weak { what });
+            answer.is_evidence = false;
+            found += 1;
+        }
+    }
+    found
+}
+
+/// How clearly the model alone decides for its answer, where the damaged one leaves it.
+async fn margin(bench: &Bench, answer: &Answer) -> Option<f64> {
+    let session = &bench.sessions[answer.session as usize];
+    let mut body = request::body(session, answer.step, bench.tokens_max, false, "");
+    body["logprobs"] = json!(true);
+    let exchange = bench.client.chat(&body, Reading::default()).await;
+    if !exchange.is_done() {
+        return None;
+    }
+    let damaged = answer.reply.as_ref()?;
+    let same = exchange.text.bytes().zip(damaged.text.bytes()).take_while(|(a, b)| a == b).count();
+    at_or_least(&exchange.tokens, &exchange.text, same)
+}
+
+/// The margin of the token at byte `at` of `text`; the least of all where tokens and text do not
+/// fit together, as with tool calls.
+fn at_or_least(tokens: &[Token], text: &str, at: usize) -> Option<f64> {
+    let nats = |t: &Token| t.logprob.map(margin_nats);
+    let fits = tokens.iter().map(|t| t.text.len()).sum::<usize>() >= text.len()
+        && text.len() > at
+        && tokens.iter().map(|t| t.text.as_str()).collect::<String>().starts_with(text);
+    if fits {
+        let mut end = 0;
+        let token = tokens.iter().find(|t| {
+            end += t.text.len();
+            end > at
+        });
+        return token.and_then(nats);
+    }
+    tokens.iter().filter_map(nats).reduce(f64::min)
+}
+
+/// Nats by which a token of this log-probability beats all others together.
+fn margin_nats(logprob: f64) -> f64 {
+    let rest = -f64::exp_m1(logprob.min(0.0));
+    if rest <= 0.0 { f64::INFINITY } else { logprob - rest.ln() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(text: &str, p: f64) -> Token {
+        Token { id: None, text: text.into(), logprob: Some(p.ln()) }
+    }
+
+    #[test]
+    fn margins_are_of_the_token_at_the_difference() {
+        let tokens = [token("48", 0.99), token("GH", 0.6), token(" is", 0.999)];
+        let near =
+            |found: Option<f64>, p: f64| (found.unwrap() - (p / (1.0 - p)).ln()).abs() < 1e-9;
+        assert!(near(at_or_least(&tokens, "48GH is", 3), 0.6));
+        assert!(near(at_or_least(&tokens, "48GH is", 5), 0.999));
+        assert!(near(at_or_least(&tokens, "", 0), 0.6), "tokens of a tool call");
+        assert_eq!(at_or_least(&[], "a", 0), None);
+        assert_eq!(margin_nats(0.0), f64::INFINITY);
+    }
+}

@@ -1,0 +1,334 @@
+//! A check from beginning to end: calibrate, load, cover, look again, isolate.
+
+mod answer;
+mod confirm;
+mod fill;
+mod finding;
+mod load;
+mod options;
+mod request;
+mod sample;
+
+pub use answer::{Answer, Tally};
+pub use finding::{Conclusion, Finding, KindTrial, Slice};
+pub use load::{Bench, Manner, Progress, Streaming, Watch, wave};
+pub use options::{
+    CONTEXT_TOKENS_MAX, Claim, Options, OptionsError, Profile, ROUNDS_MAX, SESSIONS_MAX,
+};
+
+use crate::calibration::Calibration;
+use crate::client::{Client, Outcome};
+use crate::coverage::{self, Coverage, DecodeLog, Facts};
+use crate::dialogue::{Kind, Rng, Session, make};
+use crate::judge::Registry;
+use crate::{isolate, stats};
+use core::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Sessions of each kind that are tried before the kinds are chosen.
+const TRIAL_SESSIONS: u32 = 3;
+/// Times that a bucket is held before it is given up.
+const FILLS_MAX: u32 = 3;
+
+/// Why there is no finding.
+#[derive(Clone, PartialEq, Debug)]
+pub enum CheckError {
+    /// The options make no sense.
+    Options(OptionsError),
+    /// The server does not answer.
+    Server { url: String, outcome: Outcome },
+    /// Not one request was answered alone.
+    NoAnswer { url: String, first: String },
+    /// The decode log cannot be read.
+    Log { path: PathBuf, why: String },
+}
+
+impl fmt::Display for CheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CheckError::Options(e) => e.fmt(f),
+            CheckError::Server { url, outcome } => {
+                write!(f, "the server at {url} cannot be asked: {outcome}; is it running there?")
+            }
+            CheckError::NoAnswer { url, first } => write!(
+                f,
+                "the server at {url} answered no request, even one at a time; the first: {first}"
+            ),
+            CheckError::Log { path, why } => {
+                write!(f, "the decode log {} cannot be read: {why}", path.display())
+            }
+        }
+    }
+}
+
+impl core::error::Error for CheckError {}
+
+impl From<OptionsError> for CheckError {
+    fn from(e: OptionsError) -> CheckError {
+        CheckError::Options(e)
+    }
+}
+
+/// Checks a server. Runs on a tokio runtime with timers and network.
+pub async fn check(client: Client, options: Options, watch: Watch) -> Result<Finding, CheckError> {
+    options.validate()?;
+    let url = client.target().to_string();
+    let failed = |outcome| CheckError::Server { url: url.clone(), outcome };
+    let client = client.discover().await.map_err(failed)?;
+    let facts = coverage::facts(&client).await.map_err(failed)?;
+    let log = options.decode_log.as_deref().map(|path| {
+        DecodeLog::open(path).map_err(|e| CheckError::Log { path: path.into(), why: e.to_string() })
+    });
+    let log = log.transpose()?;
+    let deterministic = match options.deterministic {
+        Claim::Yes => true,
+        Claim::No => false,
+        Claim::Auto => facts.claims_determinism,
+    };
+    let began = Instant::now();
+    let before = coverage::snapshot(&client, facts.kind).await;
+    let sampler = sample::Sampler::start(client.clone(), facts.kind, log);
+    let kinds = choose_kinds(&client, &options, &watch).await;
+    let sessions = sessions(&options, &kinds);
+    let bench = Arc::new(bench(client, sessions, &options, deterministic, watch));
+    let alone = calibrate(&bench, &options, deterministic).await;
+    if alone.iter().all(|a| !a.verdict.is_answer()) {
+        let first = alone.first().map_or("nothing was asked".into(), |a| a.verdict.to_string());
+        return Err(CheckError::NoAnswer { url, first });
+    }
+    let calibration_s = began.elapsed().as_secs_f64();
+    let mut run = Run { bench, options, facts, before, sampler, answers: Vec::new(), waves: 0 };
+    run.load().await;
+    let coverage = run.cover().await;
+    let close_calls =
+        if deterministic { 0 } else { confirm::close_calls(&run.bench, &mut run.answers).await };
+    let load_s = began.elapsed().as_secs_f64() - calibration_s;
+    let mut finding = run.finding(&url, deterministic, kinds, &alone, coverage, close_calls);
+    finding.seconds = (calibration_s, load_s);
+    if finding.options.isolate && matches!(finding.conclude(), Conclusion::Corrupted { .. }) {
+        finding.ladder = isolate::climb(&run.bench, &finding).await;
+    }
+    Ok(finding)
+}
+
+fn bench(
+    client: Client,
+    sessions: Vec<Session>,
+    options: &Options,
+    deterministic: bool,
+    watch: Watch,
+) -> Bench {
+    Bench {
+        client,
+        registry: Registry::of(&sessions),
+        sessions,
+        calibration: RwLock::new(Calibration::default()),
+        tokens_max: options.sizes.answer_tokens_max,
+        deterministic,
+        seed: options.seed,
+        began: Instant::now(),
+        load_began: OnceLock::new(),
+        in_flight: AtomicU32::new(0),
+        in_flight_peak: AtomicU32::new(0),
+        order: AtomicU32::new(0),
+        aborts: AtomicU32::new(0),
+        progress: Mutex::new(Progress::default()),
+        watch,
+    }
+}
+
+/// Tries a few sessions of each kind alone. Kinds of which the model gets nothing right are left
+/// out, so that the run is made of what can prove something.
+async fn choose_kinds(client: &Client, options: &Options, watch: &Watch) -> Vec<KindTrial> {
+    if !options.kinds.is_empty() {
+        let named = |kind| KindTrial { kind, tried: 0, right: 0, is_used: true };
+        return options.kinds.iter().copied().map(named).collect();
+    }
+    let mut sessions = Vec::new();
+    for kind in Kind::ALL {
+        for _ in 0..TRIAL_SESSIONS {
+            sessions.push(make(
+                Rng::derive(options.seed, 7),
+                sessions.len() as u32,
+                kind,
+                options.sizes,
+            ));
+        }
+    }
+    let bench = Arc::new(bench(client.clone(), sessions, options, false, Arc::clone(watch)));
+    let ids: Vec<u32> = (0..bench.sessions.len() as u32).collect();
+    bench.phase("trying kinds of sessions", steps(&bench, &ids));
+    let answers = wave(&bench, 0, &ids, &Manner::alone()).await;
+    let mut trials: Vec<KindTrial> = Vec::new();
+    for kind in Kind::ALL {
+        let mine = |a: &&Answer| bench.sessions[a.session as usize].kind == kind;
+        // Words that only have to be there say nothing of what a model can do.
+        let telling = |a: &&Answer| {
+            let step = &bench.sessions[a.session as usize].steps[a.step];
+            step.want != crate::dialogue::Want::Words
+        };
+        let tally = Tally::of(answers.iter().filter(mine).filter(telling));
+        let tried = answers.iter().filter(mine).filter(telling).count() as u64;
+        trials.push(KindTrial { kind, tried, right: tally.ok, is_used: tally.ok > 0 });
+    }
+    if trials.iter().all(|t| !t.is_used) {
+        trials.iter_mut().for_each(|t| t.is_used = true);
+    }
+    trials
+}
+
+/// Sessions of the kinds that are used, in turn: four of a kind, for two of them share lines.
+fn sessions(options: &Options, kinds: &[KindTrial]) -> Vec<Session> {
+    let used: Vec<Kind> = kinds.iter().filter(|k| k.is_used).map(|k| k.kind).collect();
+    let kind = |id: u32| used[(id / 4) as usize % used.len()];
+    (0..options.sessions).map(|id| make(options.seed, id, kind(id), options.sizes)).collect()
+}
+
+fn steps(bench: &Bench, ids: &[u32]) -> u64 {
+    ids.iter().map(|id| bench.sessions[*id as usize].steps.len() as u64).sum()
+}
+
+async fn calibrate(bench: &Arc<Bench>, options: &Options, deterministic: bool) -> Vec<Answer> {
+    let passes = match options.calibrations {
+        0 if deterministic => 1,
+        0 => 2,
+        n => n,
+    };
+    let ids: Vec<u32> = if options.only.is_empty() {
+        (0..bench.sessions.len() as u32).collect()
+    } else {
+        options.only.iter().copied().filter(|id| (*id as usize) < bench.sessions.len()).collect()
+    };
+    bench.phase("calibrating, one at a time", u64::from(passes) * steps(bench, &ids));
+    let mut answers = Vec::new();
+    for _ in 0..passes {
+        answers.extend(wave(bench, 0, &ids, &Manner::alone()).await);
+    }
+    answers
+}
+
+/// A run after its calibration.
+struct Run {
+    bench: Arc<Bench>,
+    options: Options,
+    facts: Facts,
+    before: coverage::Snapshot,
+    sampler: sample::Sampler,
+    answers: Vec<Answer>,
+    waves: u32,
+}
+
+impl Run {
+    /// Waves until there are enough.
+    async fn load(&mut self) {
+        let ids: Vec<u32> = (0..self.bench.sessions.len() as u32).collect();
+        let began = *self.bench.load_began.get_or_init(Instant::now);
+        loop {
+            self.waves += 1;
+            let name = format!("wave {}, {} sessions at once", self.waves, ids.len());
+            self.bench.phase(&name, steps(&self.bench, &ids));
+            let manner = Manner::crowd(ids.len());
+            self.answers.extend(wave(&self.bench, self.waves, &ids, &manner).await);
+            if !self.goes_on(began.elapsed()) {
+                return;
+            }
+        }
+    }
+
+    fn goes_on(&self, spent: Duration) -> bool {
+        let evidence = self.answers.iter().filter(|a| a.is_evidence);
+        let tally = Tally::of(evidence);
+        if spent >= self.options.time_limit || (spent > Duration::ZERO && tally.judged() == 0) {
+            return false;
+        }
+        if self.options.profile == Profile::Soak {
+            return true;
+        }
+        // A bound is reached, or refuted, or neither yet.
+        self.options.bound.is_some_and(|bound| {
+            let reached = stats::upper_bound(tally.corrupted, tally.judged()) <= bound;
+            let refuted = stats::lower_bound(tally.corrupted, tally.judged()) > bound;
+            !reached && !refuted
+        })
+    }
+
+    async fn coverage(&mut self) -> Coverage {
+        let after = coverage::snapshot(&self.bench.client, self.facts.kind).await;
+        let peak = self.bench.in_flight_peak.load(Relaxed);
+        let samples = self.sampler.samples();
+        coverage::between(&self.facts, &self.before, &after, &samples, self.options.sessions, peak)
+    }
+
+    /// Holds each bucket that the load has missed, and judges sessions in it.
+    async fn cover(&mut self) -> Coverage {
+        let mut coverage = self.coverage().await;
+        if self.options.accept_partial_coverage {
+            return coverage;
+        }
+        for attempt in 0..FILLS_MAX {
+            let missing: Vec<_> = coverage.missing().into_iter().cloned().collect();
+            if missing.is_empty() {
+                break;
+            }
+            for bucket in &missing {
+                let (judged, held) = fill::shape(bucket);
+                self.waves += 1;
+                let start = (attempt as usize + self.waves as usize) * judged;
+                let count = self.bench.sessions.len();
+                let mut ids: Vec<u32> = (0..judged).map(|i| ((start + i) % count) as u32).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                let name = format!("filling the batch to {}", bucket.rows);
+                self.bench.phase(&name, steps(&self.bench, &ids));
+                let holders = fill::hold(&self.bench, held, self.facts.capacity_tokens).await;
+                self.bench.in_flight.fetch_add(held as u32, Relaxed);
+                let manner = Manner { churns: false, ..Manner::crowd(judged) };
+                self.answers.extend(wave(&self.bench, self.waves, &ids, &manner).await);
+                self.bench.in_flight.fetch_sub(held as u32, Relaxed);
+                drop(holders);
+            }
+            coverage = self.coverage().await;
+        }
+        coverage
+    }
+
+    fn finding(
+        &mut self,
+        url: &str,
+        deterministic: bool,
+        kinds: Vec<KindTrial>,
+        alone: &[Answer],
+        coverage: Coverage,
+        close_calls: u64,
+    ) -> Finding {
+        let bench = &self.bench;
+        let calibration = bench.calibration.read().unwrap_or_else(PoisonError::into_inner);
+        if !self.options.only.is_empty() {
+            let only = &self.options.only;
+            self.answers.retain(|a| only.contains(&a.session));
+        }
+        Finding {
+            url: url.into(),
+            model: bench.client.target().model.clone().unwrap_or_default(),
+            options: self.options.clone(),
+            facts: self.facts.clone(),
+            deterministic,
+            kinds,
+            session_kinds: bench.sessions.iter().map(|s| s.kind).collect(),
+            calibrated: (calibration.requests(), calibration.reliable()),
+            base_rate: calibration.base_rate(),
+            alone: Tally::of(alone),
+            answers: core::mem::take(&mut self.answers),
+            aborts: bench.aborts.load(Relaxed),
+            waves: self.waves,
+            close_calls,
+            in_flight_peak: bench.in_flight_peak.load(Relaxed),
+            coverage,
+            ladder: Vec::new(),
+            seconds: (0.0, 0.0),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A watcher that asks the server how many requests run, while the load runs.
+
+use crate::client::Client;
+use crate::coverage::{DecodeLog, Samples, ServerKind, snapshot};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// Between two looks. Servers that count exactly are looked at for the gauge only.
+const EVERY: Duration = Duration::from_millis(150);
+
+/// The watcher; it ends when it is dropped.
+pub struct Sampler {
+    samples: Arc<Mutex<Samples>>,
+    task: JoinHandle<()>,
+}
+
+impl Sampler {
+    /// Starts to look.
+    pub fn start(client: Client, kind: ServerKind, mut log: Option<DecodeLog>) -> Sampler {
+        let samples = Arc::new(Mutex::new(Samples::default()));
+        let shared = Arc::clone(&samples);
+        let task = tokio::spawn(async move {
+            loop {
+                let lines = log.as_mut().map(DecodeLog::lines).unwrap_or_default();
+                let running = snapshot(&client, kind).await.running;
+                let seen = lines.iter().map(|l| l.running).chain(running);
+                take(&shared, seen);
+                tokio::time::sleep(EVERY).await;
+            }
+        });
+        Sampler { samples, task }
+    }
+
+    /// What was seen so far.
+    pub fn samples(&self) -> Samples {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn take(samples: &Mutex<Samples>, seen: impl Iterator<Item = u32>) {
+    let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
+    seen.for_each(|running| samples.take(running));
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,224 @@
+//! The gate against a clerk that is never wrong, by way of a proxy that damages answers: every
+//! class is told apart at its rate, and nothing is ever held against a sound server.
+
+#[path = "support/clerk.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod clerk;
+#[path = "support/proxy.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod proxy;
+
+use clerk::Clerk;
+use lockstep_check::client::{Client, Target, Timeouts};
+use lockstep_check::coverage::Source;
+use lockstep_check::dialogue::{Kind, make};
+use lockstep_check::judge::Verdict;
+use lockstep_check::report;
+use lockstep_check::run::{Claim, Conclusion, Finding, Options, Profile, check};
+use proxy::{Fault, Plan};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn options(sessions: u32) -> Options {
+    let mut options = Options::of(Profile::Gate);
+    options.sessions = sessions;
+    options.sizes.answer_tokens_max = 240;
+    options.accept_partial_coverage = true;
+    options
+}
+
+fn run(url: &str, options: &Options, timeout: Duration) -> Finding {
+    let timeouts = Timeouts { total: timeout, idle: timeout, ..Timeouts::default() };
+    let client = Client::new(Target::parse(url).unwrap().with_timeouts(timeouts));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(check(client, options.clone(), Arc::new(|_| ()))).unwrap()
+}
+
+const PATIENT: Duration = Duration::from_secs(120);
+
+/// The finding with a fault in one of `one_in` answers, and how many were put in. The fault begins
+/// after the calibration, which asks for every answer alone, twice.
+fn faulty(fault: Fault, one_in: u64, options: &Options, timeout: Duration) -> (Finding, u64) {
+    let kind = |id: u32| options.kinds[(id / 4) as usize % options.kinds.len()];
+    let steps = |id| make(options.seed, id, kind(id), options.sizes).steps.len() as u64;
+    let requests: u64 = (0..options.sessions).map(steps).sum();
+    let plan = Plan { fault, one_in, after: 2 * requests, seed: 5 };
+    let proxy = proxy::start(&clerk::start(Clerk::default()), plan).unwrap();
+    let finding = run(&proxy.address, options, timeout);
+    assert_eq!(finding.calibrated, (requests, requests));
+    (finding, proxy.faults())
+}
+
+fn classes(finding: &Finding) -> BTreeSet<&'static str> {
+    finding.classes().into_keys().collect()
+}
+
+fn some(kinds: &[Kind], sessions: u32) -> Options {
+    Options { kinds: kinds.to_vec(), ..options(sessions) }
+}
+
+const SPOKEN: [Kind; 4] = [Kind::Report, Kind::Lookup, Kind::Echo, Kind::List];
+
+#[test]
+fn a_sound_server_never_alarms() {
+    let url = format!("http://{}", clerk::start(Clerk::default()));
+    for (claim, seed) in [(Claim::No, 1), (Claim::Yes, 2), (Claim::Auto, 3)] {
+        let options = Options { deterministic: claim, seed, ..options(48) };
+        let finding = run(&url, &options, PATIENT);
+        assert_eq!(finding.conclude(), Conclusion::Clean, "{}", report::summary(&finding));
+        let tally = finding.tally();
+        assert_eq!((tally.wrong, tally.corrupted), (0, 0));
+        assert!(tally.ok > 100 && finding.aborts > 10, "{}", report::summary(&finding));
+        assert_eq!(finding.calibrated.0, finding.calibrated.1);
+    }
+}
+
+/// Damage that is in the text: as many corrupted answers as were damaged, in the right class.
+#[test]
+fn every_kind_of_damage_has_its_class_and_its_rate() {
+    let cases: [(Fault, &[&str], f64); 5] = [
+        (Fault::Alter, &["altered", "structural"], 0.9),
+        (Fault::Drop, &["altered", "structural"], 0.85),
+        (Fault::Duplicate, &["altered", "structural"], 0.85),
+        (Fault::Leak, &["structural"], 1.0),
+        (Fault::Swap, &["swapped", "altered"], 0.7),
+    ];
+    for (fault, allowed, least) in cases {
+        let options = Options { deterministic: Claim::No, ..some(&SPOKEN, 96) };
+        let (finding, faults) = faulty(fault, 10, &options, PATIENT);
+        let corrupted = finding.tally().corrupted;
+        assert!(faults >= 10, "{fault:?}: {faults} faults");
+        // Some fall on an abort, on a word that no one is told the letters of, or on a code that
+        // is too short to tell whose it is.
+        let seen = corrupted as f64 / faults as f64;
+        assert!(seen >= least - 0.25, "{fault:?}: {corrupted} of {faults}");
+        assert!(corrupted <= faults, "{fault:?}: {corrupted} of {faults}");
+        let found = classes(&finding);
+        assert!(found.iter().all(|c| allowed.contains(c)), "{fault:?}: {found:?}");
+        assert!(found.contains(allowed[0]), "{fault:?}: {found:?}");
+        assert!(matches!(finding.conclude(), Conclusion::Corrupted { .. }));
+        let (ms, answers, _) = finding.first_damage().unwrap();
+        assert!(answers > 0 && ms < 600_000);
+    }
+}
+
+/// What takes an answer away is no corruption.
+#[test]
+fn errors_cuts_and_stalls_are_no_corruption() {
+    for (fault, class) in
+        [(Fault::Error, "error"), (Fault::Cut, "error"), (Fault::Stall, "timeout")]
+    {
+        let options = some(&[Kind::Report, Kind::Echo], 32);
+        let timeout = if fault == Fault::Stall { Duration::from_secs(6) } else { PATIENT };
+        let (finding, faults) = faulty(fault, 24, &options, timeout);
+        let of_class = finding.answers.iter().filter(|a| a.verdict.class() == class).count() as u64;
+        assert!(faults > 0 && of_class > 0, "{fault:?}: {of_class} of {faults}");
+        assert_eq!(finding.tally().corrupted, 0, "{}", report::summary(&finding));
+        assert_ne!(finding.conclude().name(), "corrupted");
+    }
+}
+
+/// One in 200 is found, and the report replays it.
+#[test]
+fn one_altered_character_in_two_hundred_answers_is_found_and_replayed() {
+    let mut options = some(&[Kind::Report, Kind::Lookup], 96);
+    options.bound = Some(0.001);
+    options.time_limit = Duration::from_secs(20);
+    let (finding, faults) = faulty(Fault::Alter, 200, &options, PATIENT);
+    assert!(faults > 0);
+    assert!(finding.tally().corrupted > 0, "{}", report::summary(&finding));
+    let json = report::json(&finding);
+    assert_eq!(json["conclusion"], "corrupted");
+    let again = report::replay(&json.to_string()).unwrap();
+    assert_eq!(again.only, finding.corrupted_sessions().into_iter().collect::<Vec<_>>());
+    assert_eq!((again.seed, again.sessions, again.sizes), (1, 96, options.sizes));
+    let sound = run(&format!("http://{}", clerk::start(Clerk::default())), &again, PATIENT);
+    assert!(sound.answers.iter().all(|a| again.only.contains(&a.session)));
+    assert_eq!(sound.tally().corrupted, 0);
+    let page = report::html(&finding);
+    assert!(page.contains("<svg") && page.contains("Evidence") && !page.contains("http-equiv"));
+}
+
+/// A model that cannot do a request is not held against the server, and one that can do too little
+/// makes the run inconclusive.
+#[test]
+fn a_weak_model_is_no_corruption() {
+    let weak = Clerk { forgets_one_in: 3, ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(weak));
+    let finding = run(&url, &Options { deterministic: Claim::No, ..options(48) }, PATIENT);
+    let (requests, reliable) = finding.calibrated;
+    assert!(reliable < requests * 9 / 10, "{reliable} of {requests}");
+    assert_eq!(finding.conclude(), Conclusion::Clean, "{}", report::summary(&finding));
+    assert!(finding.answers.iter().any(|a| matches!(a.verdict, Verdict::Wrong(_))));
+    let hopeless = Clerk { forgets_one_in: 1, ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(hopeless));
+    let finding = run(&url, &Options { deterministic: Claim::No, ..options(24) }, PATIENT);
+    let Conclusion::Inconclusive { why } = finding.conclude() else { panic!() };
+    assert!(why[0].contains("answers count"), "{why:?}");
+}
+
+/// A model that stumbles now and then, alone as in a crowd, is not worse in a crowd.
+#[test]
+fn stumbling_alike_alone_and_in_a_crowd_is_no_corruption() {
+    let clerk = Clerk { stumbles_one_in: 15, ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(clerk));
+    let options = Options { deterministic: Claim::No, calibrations: 6, ..options(48) };
+    let finding = run(&url, &options, PATIENT);
+    assert!(finding.base_rate.0 > 0 && finding.tally().wrong > 0);
+    assert_eq!(finding.conclude(), Conclusion::Clean, "{}", report::summary(&finding));
+}
+
+#[test]
+fn refusals_are_refusals_and_the_request_is_sent_again() {
+    let clerk = Clerk { refuses_above: 8, takes: Duration::from_millis(20), ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(clerk));
+    let finding = run(&url, &some(&[Kind::Echo, Kind::Report], 24), PATIENT);
+    assert!(finding.all().refused > 0, "{}", report::summary(&finding));
+    assert_eq!(finding.tally().corrupted, 0);
+}
+
+/// Coverage is inferred from slots, and a bucket that the load missed is filled.
+#[test]
+fn coverage_is_inferred_from_slots_and_filled() {
+    let clerk = Clerk { slots: 8, takes: Duration::from_millis(80), ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(clerk));
+    let options =
+        Options { accept_partial_coverage: false, ..some(&[Kind::Echo, Kind::Report], 8) };
+    let finding = run(&url, &options, PATIENT);
+    assert_eq!(finding.coverage.source, Source::Inferred);
+    assert_eq!(finding.coverage.missing().len(), 0, "{:?}", finding.coverage);
+    assert_eq!(finding.conclude(), Conclusion::Clean, "{}", report::summary(&finding));
+    let blind = format!("http://{}", clerk::start(Clerk::default()));
+    let Conclusion::Inconclusive { why } = run(&blind, &options, PATIENT).conclude() else {
+        panic!("nothing is known of its batches")
+    };
+    assert!(why[0].contains("--decode-log"), "{why:?}");
+}
+
+/// The ladder says of each change what it does: damage that needs a crowd goes with the crowd.
+#[test]
+fn the_ladder_names_the_change_that_removes_the_damage() {
+    let options = Options { isolate: true, deterministic: Claim::No, ..some(&[Kind::Report], 32) };
+    let (finding, _) = faulty(Fault::Swap, 4, &options, PATIENT);
+    let rung = |change: &str| finding.ladder.iter().find(|r| r.change.starts_with(change)).unwrap();
+    assert!(!rung("nothing").removes(), "{}", rung("nothing").words());
+    assert!(
+        rung("every step op by op").words().contains("cannot be changed"),
+        "{:?}",
+        finding.ladder
+    );
+    assert!(finding.ladder.len() >= 9);
+}
+
+#[test]
+fn nothing_that_answers_is_an_error_that_says_so() {
+    let client = Client::new(Target::parse("http://127.0.0.1:9").unwrap());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let e = runtime.block_on(check(client, options(8), Arc::new(|_| ()))).unwrap_err();
+    assert!(e.to_string().contains("127.0.0.1:9"), "{e}");
+    let bad = Options { sessions: 0, ..options(8) };
+    let client = Client::new(Target::parse("http://127.0.0.1:9").unwrap());
+    let e = runtime.block_on(check(client, bad, Arc::new(|_| ()))).unwrap_err();
+    assert!(e.to_string().contains("--sessions is 0"), "{e}");
+}

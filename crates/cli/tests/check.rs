@@ -1,0 +1,106 @@
+//! `lockstep check` against `lockstep serve` with the small trained model that comes with the
+//! project, by way of a proxy that damages answers: a sound server is clean with coverage, and a
+//! damaged answer is found, with the exit codes that scripts read.
+
+mod common;
+#[path = "../../check/tests/support/proxy.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod proxy;
+
+use common::{lockstep, temp_dir};
+use proxy::{Fault, Plan};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+struct Serving {
+    child: Child,
+    url: String,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(test: &str) -> Serving {
+    let mut child = Command::new(lockstep())
+        .args(["serve", "--json", "--port", "0", "--kv-memory", "256MiB", "--model"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recall"))
+        .args(["--graph-max-bs", "4", "--max-running-requests", "8"])
+        .current_dir(temp_dir(test))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    Serving { child, url: ready["url"].as_str().unwrap().into() }
+}
+
+fn check(test: &str, args: &[&str]) -> Output {
+    Command::new(lockstep())
+        .arg("check")
+        .args(args)
+        .args(["--kinds", "report", "--max-tokens", "200"])
+        .current_dir(temp_dir(test))
+        .output()
+        .unwrap()
+}
+
+fn report(out: &Output) -> Value {
+    serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
+}
+
+#[test]
+fn a_sound_server_is_clean_and_every_damaged_answer_is_found() {
+    let server = serve("sound");
+    let sizes = ["--sessions", "8", "--rounds", "2", "--json"];
+    let out = check("clean", &[&[server.url.as_str()][..], &sizes].concat());
+    let clean = report(&out);
+    assert_eq!(out.status.code(), Some(0), "{clean:#}");
+    assert_eq!(clean["conclusion"], "clean");
+    assert_eq!(clean["deterministic"], true);
+    assert_eq!(clean["coverage"]["source"], "exactly");
+    assert!(clean["answers"]["judged"].as_u64().unwrap() >= 20, "{clean:#}");
+    for bucket in clean["coverage"]["buckets"].as_array().unwrap() {
+        assert!(bucket["required"] == false || bucket["seen"].as_u64() > Some(0), "{bucket}");
+    }
+    let calibrated = clean["calibration"]["requests"].as_u64().unwrap();
+    let reliable = clean["calibration"]["reliable"].as_u64().unwrap();
+    assert!(calibrated >= 20 && reliable + 2 >= calibrated, "{clean:#}");
+
+    // The same sessions, with one symbol changed in one of four answers under load.
+    let upstream = server.url.strip_prefix("http://").unwrap();
+    let plan = Plan { fault: Fault::Alter, one_in: 4, after: calibrated, seed: 1 };
+    let proxy = proxy::start(upstream, plan).unwrap();
+    let out = check("altered", &[&[proxy.address.as_str()][..], &sizes].concat());
+    let altered = report(&out);
+    assert_eq!(out.status.code(), Some(1), "{altered:#}");
+    assert!(proxy.faults() > 0);
+    assert!(altered["corrupted"]["sessions"].as_array().is_some_and(|s| !s.is_empty()));
+    let classes = altered["corrupted"]["classes"].as_object().unwrap();
+    let known = ["altered", "structural", "swapped", "divergent"];
+    assert!(classes.keys().all(|c| known.contains(&c.as_str())), "{classes:?}");
+    assert!(classes.contains_key("altered"), "{classes:?}");
+}
+
+#[test]
+fn what_cannot_run_is_3_and_says_why() {
+    for (args, words) in [
+        (&["http://127.0.0.1:9"][..], "127.0.0.1:9"),
+        (&["https://example.org"], "http://HOST:PORT"),
+        (&["--sessions", "0"], "--sessions is 0"),
+        (&["--no-such-flag"], "--no-such-flag"),
+        (&["--bound", "2"], "0.1%"),
+        (&["--replay", "none.json"], "none.json cannot be read"),
+    ] {
+        let out = check("cannot", args);
+        assert_eq!(out.status.code(), Some(3), "{args:?}: {out:?}");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+}
