@@ -1,2 +1,22 @@
 //! The guarded change: targets, journal, gates, rollback, records.
 #![forbid(unsafe_code)]
+
+pub mod backup;
+pub mod clock;
+pub mod edit;
+pub mod fault;
+pub mod gate;
+pub mod journal;
+pub mod lock;
+pub mod predict;
+pub mod process;
+pub mod readback;
+pub mod record;
+pub mod rules;
+pub mod target;
+#[cfg(test)]
+mod testing;
+pub mod transaction;
+pub mod web;
+
+pub use fault::ChangeError;

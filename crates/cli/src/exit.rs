@@ -28,6 +28,10 @@ pub enum Exit {
     Unwell = 9,
     /// A drill was missed, or a clean twin alarmed.
     Missed = 10,
+    /// A change was rolled back.
+    RolledBack = 11,
+    /// A change was not begun.
+    NotChanged = 12,
 }
 
 /// Every code with its meaning.
@@ -43,6 +47,14 @@ pub const TABLE: &[(Exit, &str)] = &[
     (Exit::NoServer, "no server answers at the address"),
     (Exit::Unwell, "the server answers but is draining, failed, or not a Lockstep server"),
     (Exit::Missed, "a drill was missed by every layer that is to see it, or a clean twin alarmed"),
+    (
+        Exit::RolledBack,
+        "a change did not pass and was rolled back, which was verified; the record says why",
+    ),
+    (
+        Exit::NotChanged,
+        "a change was not begun: it cannot work, nobody said yes, or another one is not over",
+    ),
 ];
 
 /// The code of a process that a second signal ended at once, by the shells' convention.

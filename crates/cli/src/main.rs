@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod build;
+mod change;
 mod check;
 mod device;
 mod doctor;
@@ -14,6 +15,7 @@ mod knob_fault;
 #[cfg_attr(not(feature = "lab"), path = "no_lab.rs")]
 mod lab;
 mod memory;
+mod notify;
 mod out;
 mod overlap_race;
 mod plan;
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Cmd::Plan(PlanCmd::Show(args)) => (args.json, plan::show(&args)),
         Cmd::Drill(args) => (args.json, drill::run(&args)),
         Cmd::Doctor(args) => (args.json, doctor::run(&args)),
+        Cmd::Change(args) => (args.json, change::run(&args)),
         Cmd::Version(args) => (args.json, version(&args)),
     };
     let exit = match result {

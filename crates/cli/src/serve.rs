@@ -5,7 +5,7 @@ use crate::build::{self, Built};
 use crate::exit::{Exit, Failure, INTERRUPTED};
 use crate::lab::Lab;
 use crate::resolve::ModelFiles;
-use crate::{resolve, settings, store};
+use crate::{notify, resolve, settings, store};
 use lockstep_flow::{EngineStatus, Settings};
 use lockstep_serve::{Bound, ServeConfig, ServeError};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -74,6 +74,8 @@ pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     if let Some(file) = &loaded.file {
         tracing::info!("settings from {}", file.display());
     }
+    let settings_file = loaded.file.clone().unwrap_or_else(|| settings::FILE.into());
+    let settings_file = std::path::absolute(&settings_file).unwrap_or(settings_file);
     let settings = loaded.settings;
     raise_descriptor_limit(settings.number("server.max-connections") + 256);
     let runtime = runtime()?;
@@ -90,10 +92,12 @@ pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let config = ServeConfig {
         aliases: files.aliases.clone(),
         launch_command: Some(launch_command(&files)),
+        settings_file: Some(settings_file),
         settings,
     };
     lab.begin();
     ready(args.json, bound.address(), &built, &config, begun);
+    notify::manager("READY=1");
     let drained = runtime.block_on(async {
         let Built { engine, text } = built;
         bound.serve(config, engine, text, stopped).await
@@ -139,6 +143,7 @@ fn signals(loading: Arc<AtomicBool>) -> Result<impl Future<Output = ()> + Send +
             std::process::exit(i32::from(Exit::Done as u8));
         }
         // Nobody waits any more only where the server has ended by itself.
+        notify::manager("STOPPING=1");
         let _ = first.send(());
         next().await;
         std::process::exit(i32::from(INTERRUPTED));

@@ -111,13 +111,26 @@ pub fn load(
     if let Some(path) = &file {
         from_file(path, &mut settings)?;
     }
-    let warnings = from_env(env, &mut settings)?;
+    let mut warnings = from_env(env, &mut settings)?;
+    warnings.extend(pending(file.as_deref().unwrap_or(Path::new(FILE))));
     for (knob, written) in &flags.0 {
         settings
             .set(knob, written, Source::Flag)
             .map_err(|why| SettingsError::InFlag { flag: knob.flag, why })?;
     }
     Ok(Loaded { settings, file, warnings })
+}
+
+/// Word of a change that was being watched when the server ended, left beside the settings file
+/// by whoever made it.
+fn pending(file: &Path) -> Option<String> {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".change-pending");
+    let meta =
+        std::fs::metadata(&name).ok().filter(|m| m.is_file() && m.len() <= FILE_BYTES_MAX)?;
+    let text = std::fs::read_to_string(&name).ok().filter(|_| meta.len() > 0)?;
+    let word: serde_json::Value = serde_json::from_str(&text).ok()?;
+    Some(word["what"].as_str()?.to_owned())
 }
 
 fn from_file(path: &Path, settings: &mut Settings) -> Result<(), SettingsError> {
@@ -345,6 +358,20 @@ mod tests {
         );
         let e = load(None, env(&[("LOCKSTEP_SERVER_PORT", "x")]), &KnobFlags::default());
         assert!(e.unwrap_err().to_string().starts_with("LOCKSTEP_SERVER_PORT: server.port is 'x'"));
+    }
+
+    #[test]
+    fn a_change_that_was_not_over_is_told() {
+        let dir = std::env::temp_dir().join(format!("lockstep-pending-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join(FILE);
+        std::fs::write(&path, "[decode]\nlanes = 1\n").unwrap();
+        let pending = dir.join(format!("{FILE}.change-pending"));
+        std::fs::write(&pending, r#"{"what": "a change was being watched", "record": "x"}"#)
+            .unwrap();
+        let warnings = load(Some(&path), env(&[]), &KnobFlags::default()).unwrap().warnings;
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(warnings, ["a change was being watched"]);
     }
 
     #[test]

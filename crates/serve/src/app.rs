@@ -9,6 +9,7 @@ use crate::metrics::Metrics;
 use lockstep_flow::Settings;
 use lockstep_flow::status::{EngineStatus, ModelFacts};
 use lockstep_text::TextModel;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -66,6 +67,8 @@ pub struct App {
     pub started_unix: u64,
     /// How the server was started, for `/server_info`.
     pub launch_command: Option<String>,
+    /// The settings file that a start like this one reads, for `/server_info`.
+    pub settings_file: Option<PathBuf>,
 }
 
 /// What a server needs to know beside its engine and its text model.
@@ -78,6 +81,8 @@ pub struct ServeConfig {
     pub aliases: Vec<String>,
     /// Shown in `/server_info`; without keys.
     pub launch_command: Option<String>,
+    /// The settings file that a start like this one reads, whether it is there or not.
+    pub settings_file: Option<PathBuf>,
 }
 
 impl ServeConfig {
@@ -124,6 +129,7 @@ impl App {
             large: Semaphore::new(LARGE_BODIES),
             started_unix: unix_seconds(),
             launch_command: config.launch_command,
+            settings_file: config.settings_file,
             aliases: config.aliases,
             settings: config.settings,
             engine,

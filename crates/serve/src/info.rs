@@ -145,6 +145,7 @@ pub async fn server_info(State(app): State<Shared>) -> Json<Value> {
         "internal_states": [state],
         "lockstep": {
             "knobs": knobs(&app, &s),
+            "settings_file": app.settings_file,
             "engine": state::engine(&s, app.load.tokens_per_second()),
             "alarms": state::alarms(&s, &app.load),
         },

@@ -46,6 +46,7 @@ impl Server {
             settings: settings(knobs),
             aliases: vec!["toy".into(), "toy-alias".into()],
             launch_command: Some("lockstep serve".into()),
+            settings_file: None,
         };
         let host = config.settings.text("server.host").to_owned();
         let (stop, stopped) = oneshot::channel::<()>();

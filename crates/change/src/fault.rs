@@ -1,0 +1,106 @@
+//! Why a change did not go as asked.
+
+use crate::edit::EditError;
+use crate::journal::State;
+use core::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Everything that can be in a change's way.
+#[derive(Debug)]
+pub enum ChangeError {
+    /// A file cannot be read.
+    Read { path: PathBuf, why: io::Error },
+    /// A file cannot be written.
+    Write { path: PathBuf, why: io::Error },
+    /// A file cannot be copied before it is changed.
+    Backup { path: PathBuf, why: io::Error },
+    /// A copy is not what was copied.
+    Damaged { path: PathBuf },
+    /// A journal's line was changed.
+    Journal { path: PathBuf, line: usize },
+    /// A move that the state machine does not have.
+    Move { from: Option<State>, to: State },
+    /// Another change has the folder of records.
+    Locked { records: PathBuf, pid: Option<u32> },
+    /// An earlier change of this target is not over.
+    Unfinished { record: String, number: u64, state: State },
+    /// There is no such record, or none to resume.
+    NoRecord { asked: String, records: PathBuf },
+    /// A file cannot be edited.
+    Edit { path: PathBuf, why: EditError },
+    /// A target's file is wrong.
+    Target { path: PathBuf, what: String, would_work: String },
+    /// What was asked for is no setting of this server.
+    Setting { name: String, what: String },
+    /// The server cannot be asked.
+    Unreachable { url: String, why: String },
+    /// The server's answer is not what it should be.
+    Answer { url: String, what: String },
+    /// A program of the system failed.
+    Program { program: String, what: String },
+    /// The gate could not be run.
+    Gate { what: String },
+    /// Prediction: it cannot work.
+    Blocked { reasons: Vec<String> },
+    /// Nobody said yes.
+    Unconfirmed,
+}
+
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use ChangeError as E;
+        match self {
+            E::Read { path, why } => write!(f, "{} cannot be read: {why}", path.display()),
+            E::Write { path, why } => write!(f, "{} cannot be written: {why}", path.display()),
+            E::Backup { path, why } => write!(
+                f,
+                "{} cannot be copied before it is changed ({why}); it was not touched",
+                path.display()
+            ),
+            E::Damaged { path } => write!(f, "{} is not what was copied", path.display()),
+            E::Journal { path, line } => write!(
+                f,
+                "line {line} of {} is not as it was written, so what was done is not sure; look \
+                 at the server, then move the record's folder away",
+                path.display()
+            ),
+            E::Move { from: Some(from), to } => {
+                write!(f, "a change that is {from} cannot become {to}")
+            }
+            E::Move { from: None, to } => write!(f, "a change does not begin as {to}"),
+            E::Locked { records, pid } => {
+                let who = pid.map_or(String::new(), |p| format!(" (process {p})"));
+                write!(f, "another change is going on{who} in {}; wait for it", records.display())
+            }
+            E::Unfinished { record, number, state } => write!(
+                f,
+                "change {number} ({record}) ended while it was {state}; first `lockstep change \
+                 resume {number}` or `lockstep change rollback {number}`"
+            ),
+            E::NoRecord { asked, records } => write!(
+                f,
+                "there is {asked} in {}; `lockstep change log` lists what there is",
+                records.display()
+            ),
+            E::Edit { path, why } => write!(f, "{}: {why}", path.display()),
+            E::Target { path, what, would_work } => {
+                write!(f, "{}: {what}; {would_work}", path.display())
+            }
+            E::Setting { name, what } => write!(f, "{name} {what}"),
+            E::Unreachable { url, why } => write!(f, "{url} cannot be asked: {why}"),
+            E::Answer { url, what } => write!(f, "{url}: {what}"),
+            E::Program { program, what } => write!(f, "{program}: {what}"),
+            E::Gate { what } => write!(f, "the gate could not be run: {what}"),
+            E::Blocked { reasons } => {
+                write!(f, "it cannot work: {}; nothing was touched", reasons.join("; "))
+            }
+            E::Unconfirmed => write!(
+                f,
+                "nothing was changed: nobody said yes; --yes says so where nobody is there to ask"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for ChangeError {}

@@ -1,0 +1,29 @@
+//! vLLM 0.33: `/version`, `/v1/models`, `/server_info` of its development mode, its log.
+
+use super::{Readback, number_after, numbers};
+use crate::target::Kind;
+use serde_json::{Value, json};
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Reads what there is: outside the development mode, the log alone tells of captures.
+pub fn read(version: &Value, models: &Value, info: Value, log: &str) -> Readback {
+    let mut r = Readback::none(Kind::Vllm);
+    r.version = version["version"].as_str().unwrap_or_default().into();
+    r.model = models["data"][0]["id"].as_str().unwrap_or_default().into();
+    let config = &info["vllm_config"];
+    let compilation = &config["compilation_config"];
+    r.set("max-num-seqs", &config["scheduler_config"]["max_num_seqs"]);
+    r.set("max-num-batched-tokens", &config["scheduler_config"]["max_num_batched_tokens"]);
+    r.set("gpu-memory-utilization", &config["cache_config"]["gpu_memory_utilization"]);
+    r.set("cudagraph-mode", &compilation["cudagraph_mode"]);
+    r.set("max-cudagraph-capture-size", &compilation["max_cudagraph_capture_size"]);
+    r.buckets = numbers(&compilation["cudagraph_capture_sizes"]);
+    r.running_max = config["scheduler_config"]["max_num_seqs"].as_u64();
+    r.pool_tokens = number_after(&log.replace(',', ""), "GPU KV cache size:").map(|n| n as u64);
+    let finished = log.rfind("Graph capturing finished").map(|at| &log[at..]);
+    let took = finished.and_then(|line| number_after(line.lines().next()?, "took"));
+    r.graph_bytes = took.map(|g| (g * GIB) as u64);
+    r.raw = json!({"version": version, "models": models, "server_info": info});
+    r
+}

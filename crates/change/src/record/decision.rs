@@ -1,0 +1,161 @@
+//! `decision.md`: what, why, prediction, evidence, decision, how to undo.
+
+use crate::clock::stamp;
+use serde_json::Value;
+use std::fmt::Write;
+
+/// The facts of the last line of the journal with this word.
+pub fn facts<'a>(whole: &'a Value, word: &str) -> &'a Value {
+    let lines = whole["journal"].as_array().map_or(&[][..], Vec::as_slice);
+    lines.iter().rev().find(|l| l["word"] == word).map_or(&Value::Null, |l| &l["facts"])
+}
+
+fn list(v: &Value) -> impl Iterator<Item = &Value> {
+    v.as_array().into_iter().flatten()
+}
+
+/// A value without the quotes of a text.
+fn plain(v: &Value) -> String {
+    v.as_str().map_or_else(|| v.to_string(), str::to_owned)
+}
+
+/// The decision in one line.
+pub fn verdict(whole: &Value) -> String {
+    let back = facts(whole, "rolled_back");
+    if !back.is_null() {
+        let reasons: Vec<String> = list(&back["reasons"]).map(plain).collect();
+        return format!("Rolled back: {}.", reasons.join("; "));
+    }
+    if facts(whole, "kept").is_null() { "Not over.".into() } else { "Kept.".into() }
+}
+
+/// The page. Writing to a String cannot fail.
+pub fn markdown(whole: &Value) -> String {
+    let mut p = String::new();
+    let proposed = facts(whole, "proposed");
+    let number = &proposed["number"];
+    let _ = writeln!(p, "# Change {number}: {}\n\n{}\n", plain(&proposed["title"]), verdict(whole));
+    let why = plain(&proposed["why"]);
+    let why = if why.is_empty() { "(not said)".into() } else { why };
+    let (server, build) = (&proposed["server"], &proposed["build"]);
+    let _ = writeln!(p, "| | |\n|---|---|\n| why | {} |", why.replace('|', "/"));
+    let _ =
+        writeln!(p, "| target | {} ({}) |", plain(&proposed["target"]), plain(&proposed["url"]));
+    let _ = writeln!(
+        p,
+        "| server | {} {}, {} |",
+        plain(&server["kind"]),
+        plain(&server["version"]),
+        plain(&server["model"])
+    );
+    let _ = writeln!(
+        p,
+        "| changed by | lockstep {}, program SHA-256 {}, tree {} |\n",
+        plain(&build["version"]),
+        plain(&build["sha256"]),
+        plain(&build["tree"])
+    );
+    prediction(&mut p, &whole["prediction"]);
+    evidence(&mut p, whole);
+    let _ = writeln!(p, "## Decision\n\n{}\n", verdict(whole));
+    let kept = facts(whole, "kept");
+    if kept["config"]["written"] == false {
+        let _ = writeln!(
+            p,
+            "It is not written to a settings file: {}. The next start has the old setting.\n",
+            plain(&kept["config"]["why"])
+        );
+    }
+    let _ = writeln!(p, "## Undo\n\n{}\n", undo(whole));
+    let _ = writeln!(p, "## Journal\n\n| line | time | says |\n|---|---|---|");
+    for l in list(&whole["journal"]) {
+        let time = stamp(l["unix_ms"].as_u64().unwrap_or(0));
+        let _ =
+            writeln!(p, "| {} | {time} | {} {} |", l["seq"], plain(&l["kind"]), plain(&l["word"]));
+    }
+    p
+}
+
+fn undo(whole: &Value) -> String {
+    let number = &facts(whole, "proposed")["number"];
+    if facts(whole, "kept").is_null() {
+        return "There is nothing to undo: the old setting runs.".into();
+    }
+    format!(
+        "`lockstep change undo {number}`: the old value as a change of its own, with its own gates."
+    )
+}
+
+fn prediction(p: &mut String, v: &Value) {
+    let _ = writeln!(p, "## Prediction\n\n| setting | before | after |\n|---|---|---|");
+    for s in list(&v["settings"]) {
+        let source = s["source"].as_str().map_or(String::new(), |s| format!(" ({s})"));
+        let from = plain(&s["from"]);
+        let _ = writeln!(p, "| `{}` | {from}{source} | {} |", plain(&s["name"]), plain(&s["to"]));
+    }
+    let (m, d) = (&v["memory"], &v["downtime"]);
+    let _ = writeln!(p, "\n- New buckets: {}", v["buckets"]["new"]);
+    let _ = writeln!(
+        p,
+        "- Memory: {} bytes while staged, {} more kept, {} free. Method: {}. Past error: {}.",
+        m["staging_bytes"],
+        m["kept_bytes"],
+        m["free_bytes"],
+        plain(&m["method"]),
+        plain(&m["past_error"])
+    );
+    let _ = writeln!(p, "- Downtime: {} s ({})", d["seconds"], plain(&d["method"]));
+    for f in list(&v["findings"]) {
+        let (id, words, source) = (plain(&f["id"]), plain(&f["words"]), plain(&f["source"]));
+        let _ = writeln!(p, "- {id}: {words} (source: {source})");
+    }
+    p.push('\n');
+}
+
+fn evidence(p: &mut String, whole: &Value) {
+    let _ = writeln!(p, "## Evidence\n");
+    let proven = facts(whole, "proven");
+    if let Some(e) = proven["evidence"].as_object() {
+        let all: Vec<String> =
+            e.iter().map(|(k, v)| format!("{} {v}", k.replace('_', " "))).collect();
+        let _ = writeln!(
+            p,
+            "- Staged generation: {}; {} bytes.",
+            all.join(", "),
+            proven["staging_bytes"]
+        );
+    }
+    let flipped = facts(whole, "flipped");
+    if let Some(gap) = flipped["gap"].as_object() {
+        let all: Vec<String> =
+            gap.iter().map(|(k, v)| format!("{} {v}", k.replace('_', " "))).collect();
+        let _ = writeln!(p, "- Between two steps: {}.", all.join(", "));
+    }
+    if let Some(s) = flipped["downtime_seconds"].as_f64() {
+        let _ = writeln!(p, "- Downtime: {s:.2} s.");
+    }
+    for c in list(&whole["verdict"]["criteria"]) {
+        let sign = if c["passed"] == true { "passed" } else { "FAILED" };
+        let _ = writeln!(p, "- {sign} {}: {}", plain(&c["criterion"]), plain(&c["words"]));
+    }
+    let points = |v: &Value| list(&v["points"]).cloned().collect::<Vec<Value>>();
+    let (before, after) = (points(&whole["baseline"]), points(&whole["after"]));
+    if !before.is_empty() {
+        let head = "| concurrency | tokens/s before | after | p99 ms before | after |";
+        let _ = writeln!(p, "\n{head}\n|---|---|---|---|---|");
+    }
+    for b in &before {
+        let a = after.iter().find(|a| a["concurrency"] == b["concurrency"]).unwrap_or(&Value::Null);
+        let number = |v: &Value| v.as_f64().map_or("-".into(), |n| format!("{n:.1}"));
+        let _ = writeln!(
+            p,
+            "| {} | {} | {} | {} | {} |",
+            b["concurrency"],
+            number(&b["tokens_per_second"]),
+            number(&a["tokens_per_second"]),
+            number(&b["p99_ms"]),
+            number(&a["p99_ms"])
+        );
+    }
+    p.push('\n');
+}

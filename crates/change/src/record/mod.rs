@@ -1,0 +1,148 @@
+//! Records of changes: what is on disk of each, and the pages made from it.
+
+mod decision;
+mod page;
+
+use crate::fault::ChangeError;
+use crate::journal::{self, Journal, State};
+use crate::transaction::write_file;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A record as a list shows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Record {
+    /// From 1, in the order in which changes were begun.
+    pub number: u64,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The folder's name.
+    pub name: String,
+    /// `decode.graph-max-bs=96`.
+    pub title: String,
+    /// Why it was asked for.
+    pub why: String,
+    /// When it was begun, by the clock of then.
+    pub unix_ms: u64,
+    /// The target's name.
+    pub target: String,
+    /// Its file.
+    pub target_file: Option<PathBuf>,
+    /// The server's address.
+    pub url: String,
+    /// The server's kind.
+    pub kind: String,
+    /// Where it stands.
+    pub state: State,
+    /// Why it was rolled back.
+    pub reasons: Vec<String>,
+    /// Settings before it, by name.
+    pub before: Vec<(String, String)>,
+    /// Bytes that were predicted and measured.
+    pub predicted_and_measured: Option<(u64, u64)>,
+    /// Seconds without service.
+    pub downtime_seconds: Option<f64>,
+}
+
+/// Every record, in order. A folder without a first line of a journal is none.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn list(records: &Path) -> Result<Vec<Record>, ChangeError> {
+    let folders = match std::fs::read_dir(records) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(|why| ChangeError::Read { path: records.into(), why })?,
+    };
+    let mut all = Vec::new();
+    for folder in folders.filter_map(|f| Some(f.ok()?.path())) {
+        if folder.join(journal::FILE).is_file()
+            && let Some(record) = read(&folder)?
+        {
+            all.push(record);
+        }
+    }
+    all.sort_by_key(|r: &Record| r.number);
+    Ok(all)
+}
+
+/// The record with a number.
+///
+/// # Errors
+/// There is none.
+pub fn find(records: &Path, number: u64) -> Result<Record, ChangeError> {
+    let asked = format!("no change {number}");
+    let found = list(records)?.into_iter().find(|r| r.number == number);
+    found.ok_or(ChangeError::NoRecord { asked, records: records.into() })
+}
+
+fn read(folder: &Path) -> Result<Option<Record>, ChangeError> {
+    let lines = Journal::read(folder)?;
+    let Some(first) = lines.first() else { return Ok(None) };
+    let of = |word: &str| lines.iter().rev().find(|l| l.word == word).map(|l| &l.facts);
+    let f = &first.facts;
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+    let reasons = of("rolled_back").or(of("roll_back")).and_then(|f| f["reasons"].as_array());
+    let before = f["before"].as_object().into_iter().flatten();
+    let prediction = read_json(folder, "prediction.json");
+    let predicted = prediction["memory"]["staging_bytes"].as_u64();
+    let measured = of("proven").and_then(|f| f["staging_bytes"].as_u64());
+    let graph = of("flipped").and_then(|f| {
+        let was = read_json(folder, "before.json")["graph_bytes"].as_u64()?;
+        Some((
+            prediction["memory"]["kept_bytes"].as_u64()?,
+            f["graph_bytes"].as_u64()?.saturating_sub(was),
+        ))
+    });
+    Ok(Some(Record {
+        number: f["number"].as_u64().unwrap_or(0),
+        name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        folder: folder.to_path_buf(),
+        title: text(&f["title"]),
+        why: text(&f["why"]),
+        unix_ms: first.unix_ms,
+        target: text(&f["target"]),
+        target_file: f["target_file"].as_str().map(PathBuf::from),
+        url: text(&f["url"]),
+        kind: text(&f["server"]["kind"]),
+        state: journal::state_of(&lines).unwrap_or(State::Proposed),
+        reasons: reasons.into_iter().flatten().map(text).collect(),
+        before: before.map(|(name, value)| (name.clone(), text(value))).collect(),
+        predicted_and_measured: predicted.zip(measured).or(graph),
+        downtime_seconds: of("flipped").and_then(|f| f["downtime_seconds"].as_f64()),
+    }))
+}
+
+fn read_json(folder: &Path, name: &str) -> Value {
+    let text = std::fs::read(folder.join(name)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+/// Everything of a record as one JSON value.
+///
+/// # Errors
+/// The journal cannot be read.
+pub fn whole(folder: &Path) -> Result<Value, ChangeError> {
+    let lines = Journal::read(folder)?;
+    let line = |l: &journal::Record| {
+        serde_json::json!({"seq": l.seq, "unix_ms": l.unix_ms, "kind": l.kind, "word": l.word,
+                           "facts": l.facts})
+    };
+    let journal: Vec<Value> = lines.iter().map(line).collect();
+    let mut all = serde_json::json!({ "folder": folder, "journal": journal });
+    for name in
+        ["before", "prediction", "baseline", "evidence", "after_readback", "after", "verdict"]
+    {
+        all[name] = read_json(folder, &format!("{name}.json"));
+    }
+    Ok(all)
+}
+
+/// Writes `decision.md` and `index.html` from what the record holds.
+///
+/// # Errors
+/// They cannot be written.
+pub fn write(folder: &Path) -> Result<(), ChangeError> {
+    let whole = whole(folder)?;
+    write_file(folder, "decision.md", decision::markdown(&whole).as_bytes())?;
+    write_file(folder, "index.html", page::html(&whole).as_bytes())
+}

@@ -1,0 +1,400 @@
+//! What is changed: a server, how it is started, and what a change of it must pass.
+
+use crate::fault::ChangeError;
+use std::path::{Path, PathBuf};
+use toml_edit::{DocumentMut, Item, TableLike};
+
+/// The folder of targets.
+pub const FOLDER: &str = "targets";
+
+/// Whose server it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Ours.
+    Lockstep,
+    /// SGLang.
+    Sglang,
+    /// vLLM.
+    Vllm,
+    /// llama-server.
+    LlamaCpp,
+    /// Anything that speaks the OpenAI API.
+    OpenAi,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 5] =
+        [Kind::Lockstep, Kind::Sglang, Kind::Vllm, Kind::LlamaCpp, Kind::OpenAi];
+
+    /// The word in a target's file.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Kind::Lockstep => "lockstep",
+            Kind::Sglang => "sglang",
+            Kind::Vllm => "vllm",
+            Kind::LlamaCpp => "llama.cpp",
+            Kind::OpenAi => "openai",
+        }
+    }
+
+    /// The kind of a word.
+    pub fn parse(word: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|k| k.as_str() == word)
+    }
+}
+
+/// How a server is started, and so how a change gets into it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Launch {
+    /// Through Lockstep's admin routes; nothing restarts.
+    Live,
+    /// A systemd unit: its drop-ins are edited where they say what is run.
+    Systemd { unit: String, file: Option<PathBuf> },
+    /// A shell script, which this command starts and whose server it ends.
+    Script { path: PathBuf },
+    /// A command that this command starts and ends; its words stand in the target's own file.
+    Command { words: Vec<String>, folder: Option<PathBuf> },
+    /// Unknown: such a target can be asked and checked, not changed.
+    Unknown,
+}
+
+impl Launch {
+    /// The word in a target's file.
+    pub const fn method(&self) -> &'static str {
+        match self {
+            Launch::Live => "live",
+            Launch::Systemd { .. } => "systemd",
+            Launch::Script { .. } => "script",
+            Launch::Command { .. } => "command",
+            Launch::Unknown => "unknown",
+        }
+    }
+}
+
+/// What a change must pass.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gates {
+    /// Concurrencies of the load; empty takes 1, the old ceiling and the new one.
+    pub concurrency: Vec<u32>,
+    /// Requests at each concurrency, as a multiple of it.
+    pub rounds: u32,
+    /// Output tokens of each request.
+    pub tokens: u32,
+    /// Loss of throughput that is not one, in percent of the baseline, at any concurrency.
+    pub tolerance_percent: f64,
+    /// Requests that may fail, in percent.
+    pub errors_percent_max: f64,
+    /// Growth of the 99th percentile of a request's time that is taken, as a factor.
+    pub p99_factor_max: f64,
+}
+
+impl Default for Gates {
+    fn default() -> Gates {
+        Gates {
+            concurrency: Vec::new(),
+            rounds: 2,
+            tokens: 32,
+            tolerance_percent: 10.0,
+            errors_percent_max: 0.0,
+            p99_factor_max: 2.0,
+        }
+    }
+}
+
+/// A server that can be changed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Target {
+    /// The file's name without `.toml`, or the address.
+    pub name: String,
+    /// The target's file, where it has one.
+    pub file: Option<PathBuf>,
+    /// Whose it is.
+    pub kind: Kind,
+    /// Where requests go.
+    pub url: String,
+    /// The router before it, to be drained through.
+    pub router: Option<String>,
+    /// How it is started.
+    pub launch: Launch,
+    /// The program's name, where a script runs more than one.
+    pub program: Option<String>,
+    /// `lockstep.toml` of a Lockstep server.
+    pub config: Option<PathBuf>,
+    /// Seconds until it must answer after a start.
+    pub ready_seconds: u64,
+    /// Where its output goes, and is read back from.
+    pub log: Option<PathBuf>,
+    /// What a change must pass.
+    pub gates: Gates,
+    /// Bytes of memory that must stay free.
+    pub reserve_bytes: u64,
+    /// Seconds that a change is watched.
+    pub watch_seconds: u64,
+}
+
+impl Target {
+    /// A Lockstep server that is reached directly.
+    pub fn direct(url: &str) -> Target {
+        Target {
+            name: url.trim_start_matches("http://").to_owned(),
+            file: None,
+            kind: Kind::Lockstep,
+            url: url.to_owned(),
+            router: None,
+            launch: Launch::Live,
+            program: None,
+            config: None,
+            ready_seconds: 300,
+            log: None,
+            gates: Gates::default(),
+            reserve_bytes: 0,
+            watch_seconds: 60,
+        }
+    }
+
+    /// Reads a target's file.
+    ///
+    /// # Errors
+    /// It is no TOML, has a key that nobody reads, or a value that does not fit.
+    pub fn read(path: &Path) -> Result<Target, ChangeError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|why| ChangeError::Read { path: path.into(), why })?;
+        let fault = |what: String| ChangeError::Target {
+            path: path.into(),
+            what,
+            would_work: "`lockstep change init` writes one to begin with".into(),
+        };
+        let document: DocumentMut =
+            text.parse().map_err(|e: toml_edit::TomlError| fault(e.to_string()))?;
+        let file = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut target = Target { name, file: Some(file), ..Target::direct("") };
+        let mut reader = Reader { target: &mut target, method: String::new(), words: Vec::new() };
+        let root = document.as_table();
+        reader.table("", root).map_err(fault)?;
+        reader.finish().map_err(fault)?;
+        Ok(target)
+    }
+}
+
+struct Reader<'a> {
+    target: &'a mut Target,
+    method: String,
+    words: Vec<(String, String)>,
+}
+
+impl Reader<'_> {
+    fn table(&mut self, prefix: &str, table: &dyn TableLike) -> Result<(), String> {
+        for (key, item) in table.iter() {
+            let name = if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
+            match item.as_table_like() {
+                Some(inner) if prefix.is_empty() => self.table(&name, inner)?,
+                _ => self.key(&name, item)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&mut self, name: &str, item: &Item) -> Result<(), String> {
+        let t = &mut *self.target;
+        match name {
+            "kind" => {
+                let word = text(name, item)?;
+                t.kind = Kind::parse(&word).ok_or_else(|| {
+                    let all: Vec<&str> = Kind::ALL.iter().map(|k| k.as_str()).collect();
+                    format!("kind is '{word}'; it takes {}", all.join(", "))
+                })?;
+            }
+            "url" => t.url = text(name, item)?,
+            "router" => t.router = Some(text(name, item)?),
+            "config" => t.config = Some(text(name, item)?.into()),
+            "launch.method" => self.method = text(name, item)?,
+            "launch.program" => t.program = Some(text(name, item)?),
+            "launch.command" => {
+                let words = item.as_array().ok_or("launch.command takes a list of words")?;
+                let word = |v: &toml_edit::Value| v.as_str().map(str::to_owned);
+                let words: Option<Vec<String>> = words.iter().map(word).collect();
+                let words = words.filter(|w| !w.is_empty());
+                let words =
+                    words.ok_or("launch.command takes a list of words, the program first")?;
+                t.launch = Launch::Command { words, folder: None };
+            }
+            "launch.path" | "launch.unit" | "launch.folder" => {
+                self.words.push((name.to_owned(), text(name, item)?));
+            }
+            "ready.seconds" => t.ready_seconds = count(name, item, 86_400)?,
+            "ready.log" => t.log = Some(text(name, item)?.into()),
+            "gates.concurrency" => t.gates.concurrency = counts(name, item)?,
+            "gates.rounds" => t.gates.rounds = count(name, item, 1000)?.max(1) as u32,
+            "gates.tokens" => t.gates.tokens = count(name, item, 4096)?.max(1) as u32,
+            "gates.tolerance-percent" => t.gates.tolerance_percent = number(name, item, 100.0)?,
+            "gates.errors-percent-max" => t.gates.errors_percent_max = number(name, item, 100.0)?,
+            "gates.p99-factor-max" => t.gates.p99_factor_max = number(name, item, 1000.0)?,
+            "limits.reserve-bytes" => t.reserve_bytes = count(name, item, 1 << 50)?,
+            "watch.seconds" => t.watch_seconds = count(name, item, 86_400)?,
+            other => return Err(format!("'{other}' is no key of a target")),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), String> {
+        let word = |name: &str| self.words.iter().find(|(n, _)| n == name).map(|(_, w)| w.clone());
+        let needs = |name: &str| {
+            word(name).ok_or_else(|| format!("launch.method '{}' needs {name}", self.method))
+        };
+        let t = self.target;
+        let folder = word("launch.folder").map(PathBuf::from);
+        t.launch = match (self.method.as_str(), std::mem::replace(&mut t.launch, Launch::Unknown)) {
+            ("live", _) if t.kind == Kind::Lockstep => Launch::Live,
+            ("live", _) => return Err("only Lockstep servers are changed live".into()),
+            ("systemd", _) => Launch::Systemd {
+                unit: needs("launch.unit")?,
+                file: word("launch.path").map(PathBuf::from),
+            },
+            ("script", _) => Launch::Script { path: needs("launch.path")?.into() },
+            ("command", Launch::Command { words, .. }) => Launch::Command { words, folder },
+            ("command", _) => return Err("launch.method 'command' needs launch.command".into()),
+            ("unknown" | "", _) => Launch::Unknown,
+            (other, _) => {
+                return Err(format!(
+                    "launch.method is '{other}'; it takes live, systemd, script, command, unknown"
+                ));
+            }
+        };
+        if t.url.is_empty() {
+            return Err("url is missing".into());
+        }
+        Ok(())
+    }
+}
+
+fn text(name: &str, item: &Item) -> Result<String, String> {
+    let text = item.as_str().filter(|t| !t.is_empty());
+    text.map(str::to_owned).ok_or_else(|| format!("{name} takes text"))
+}
+
+fn count(name: &str, item: &Item, max: u64) -> Result<u64, String> {
+    let n = item.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|n| *n <= max);
+    n.ok_or_else(|| format!("{name} takes a whole number from 0 to {max}"))
+}
+
+fn counts(name: &str, item: &Item) -> Result<Vec<u32>, String> {
+    let wrong = || format!("{name} takes a list of whole numbers from 1 to 4096");
+    let list = item.as_array().ok_or_else(wrong)?;
+    let one = |v: &toml_edit::Value| {
+        v.as_integer().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=4096).contains(n))
+    };
+    list.iter().map(one).collect::<Option<Vec<u32>>>().ok_or_else(wrong)
+}
+
+fn number(name: &str, item: &Item, max: f64) -> Result<f64, String> {
+    let n = item.as_float().or_else(|| item.as_integer().map(|n| n as f64));
+    let n = n.filter(|n| (0.0..=max).contains(n));
+    n.ok_or_else(|| format!("{name} takes a number from 0 to {max}"))
+}
+
+impl Target {
+    /// The target as a file to begin with, every gate written out.
+    pub fn to_toml(&self) -> String {
+        let mut d = DocumentMut::new();
+        let text = |t: &str| toml_edit::value(t);
+        d["kind"] = text(self.kind.as_str());
+        d["url"] = text(&self.url);
+        if let Some(router) = &self.router {
+            d["router"] = text(router);
+        }
+        if let Some(config) = &self.config {
+            d["config"] = text(&config.display().to_string());
+        }
+        let mut launch = toml_edit::Table::new();
+        launch["method"] = text(self.launch.method());
+        match &self.launch {
+            Launch::Systemd { unit, file } => {
+                launch["unit"] = text(unit);
+                if let Some(file) = file {
+                    launch["path"] = text(&file.display().to_string());
+                }
+            }
+            Launch::Script { path } => launch["path"] = text(&path.display().to_string()),
+            Launch::Command { words, folder } => {
+                let words: toml_edit::Array = words.iter().map(String::as_str).collect();
+                launch["command"] = toml_edit::value(words);
+                if let Some(folder) = folder {
+                    launch["folder"] = text(&folder.display().to_string());
+                }
+            }
+            Launch::Live | Launch::Unknown => {}
+        }
+        if let Some(program) = &self.program {
+            launch["program"] = text(program);
+        }
+        d["launch"] = Item::Table(launch);
+        let mut ready = toml_edit::Table::new();
+        ready["seconds"] = toml_edit::value(self.ready_seconds as i64);
+        if let Some(log) = &self.log {
+            ready["log"] = text(&log.display().to_string());
+        }
+        d["ready"] = Item::Table(ready);
+        let g = &self.gates;
+        let mut gates = toml_edit::Table::new();
+        if !g.concurrency.is_empty() {
+            let list: toml_edit::Array = g.concurrency.iter().map(|n| i64::from(*n)).collect();
+            gates["concurrency"] = toml_edit::value(list);
+        }
+        gates["rounds"] = toml_edit::value(i64::from(g.rounds));
+        gates["tokens"] = toml_edit::value(i64::from(g.tokens));
+        gates["tolerance-percent"] = toml_edit::value(g.tolerance_percent);
+        gates["errors-percent-max"] = toml_edit::value(g.errors_percent_max);
+        gates["p99-factor-max"] = toml_edit::value(g.p99_factor_max);
+        d["gates"] = Item::Table(gates);
+        if self.reserve_bytes > 0 {
+            let mut limits = toml_edit::Table::new();
+            limits["reserve-bytes"] = toml_edit::value(self.reserve_bytes as i64);
+            d["limits"] = Item::Table(limits);
+        }
+        let mut watch = toml_edit::Table::new();
+        watch["seconds"] = toml_edit::value(self.watch_seconds as i64);
+        d["watch"] = Item::Table(watch);
+        d.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::folder;
+
+    fn read(test: &str, text: &str) -> Result<Target, String> {
+        let path = folder(test).join("llama.toml");
+        std::fs::write(&path, text).unwrap();
+        Target::read(&path).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_target_is_read_back_as_it_was_written() {
+        let target = Target {
+            name: "llama".into(),
+            kind: Kind::LlamaCpp,
+            launch: Launch::Script { path: "serve.sh".into() },
+            program: Some("llama-server".into()),
+            log: Some("serve.log".into()),
+            gates: Gates { concurrency: vec![1, 16], ..Gates::default() },
+            ..Target::direct("http://127.0.0.1:8080")
+        };
+        let back = read("target-back", &target.to_toml()).unwrap();
+        assert_eq!(Target { file: None, ..back }, target);
+    }
+
+    #[test]
+    fn a_mistake_is_named() {
+        let said = |text: &str| read("target-bad", text).unwrap_err();
+        assert!(said("kind = \"lama\"\n").contains("it takes lockstep, sglang, vllm, llama.cpp"));
+        assert!(
+            said("kind = \"vllm\"\nurl = \"a:1\"\n[launch]\nmethod = \"live\"\n").contains("only")
+        );
+        assert!(said("url = \"a:1\"\n[gate]\nrounds = 1\n").contains("'gate.rounds' is no key"));
+        assert!(said("url = \"a:1\"\n[launch]\nmethod = \"script\"\n").contains("launch.path"));
+        assert!(said("[launch]\nmethod = \"unknown\"\n").contains("url is missing"));
+    }
+}

@@ -1,0 +1,317 @@
+//! From a wish to a change that is over: begun, resumed, or rolled back by hand.
+
+use super::steps::{back, drive};
+use super::{Ground, free_bytes, is_here, lever, write_file};
+use crate::clock::{stamp, unix_ms};
+use crate::fault::ChangeError;
+use crate::journal::{Journal, State};
+use crate::lock::Lock;
+use crate::predict::{Grounds, Prediction, Wish, predict};
+use crate::readback::{self, Readback};
+use crate::record::{self, Record};
+use crate::rules;
+use crate::target::{Kind, Target};
+use crate::web::{Keys, Web};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Letters of a record's folder after the time, at most.
+const WHAT_MAX: usize = 60;
+
+/// What is asked for.
+pub struct Ask<'a> {
+    /// The server.
+    pub target: Target,
+    /// Names with the values wanted.
+    pub sets: Vec<(String, String)>,
+    /// Why, in the operator's words.
+    pub why: String,
+    /// The folder of records.
+    pub records: PathBuf,
+    /// The server's keys.
+    pub keys: Keys,
+    /// Stop after the prediction.
+    pub dry_run: bool,
+    /// This program: version, digest, tree.
+    pub build: Value,
+    /// The change that this one undoes.
+    pub undoes: Option<u64>,
+    /// Asked once, with the prediction.
+    pub confirm: &'a mut dyn FnMut(&Prediction) -> bool,
+    /// Told of what goes on.
+    pub say: &'a mut dyn FnMut(&str),
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Done {
+    /// Nothing was touched.
+    Predicted(Box<Prediction>),
+    /// Kept, or rolled back.
+    Ended {
+        /// The record's number.
+        number: u64,
+        /// Its folder.
+        folder: PathBuf,
+        /// Kept or rolled back.
+        state: State,
+        /// Why it was rolled back.
+        reasons: Vec<String>,
+    },
+}
+
+/// Predicts, asks, and runs the transaction to its end.
+///
+/// # Errors
+/// It was not begun, or is neither kept nor rolled back: the error says what to do.
+pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
+    let web = Web::new(&ask.target.url, &ask.keys)?;
+    let r = readback::read(&web, &ask.target)?;
+    let wishes = wishes(&ask, &r)?;
+    let mut target = ask.target;
+    if target.kind == Kind::Lockstep && target.config.is_none() && is_here(&target.url) {
+        target.config = r.raw["lockstep"]["settings_file"].as_str().map(PathBuf::from);
+    }
+    let grounds = grounds(&web, &target, &r, &ask.records)?;
+    let prediction = predict(&target, &r, &wishes, &grounds);
+    if ask.dry_run {
+        return Ok(Done::Predicted(Box::new(prediction)));
+    }
+    let reasons = prediction.blockers();
+    if !reasons.is_empty() {
+        return Err(ChangeError::Blocked { reasons });
+    }
+    let _lock = Lock::take(&ask.records)?;
+    refuse_unfinished(&ask.records, &target.url)?;
+    if !(ask.confirm)(&prediction) {
+        return Err(ChangeError::Unconfirmed);
+    }
+    let number = record::list(&ask.records)?.iter().map(|r| r.number).max().unwrap_or(0) + 1;
+    let title = title(&wishes);
+    let folder = folder(&ask.records, &title)?;
+    let journal = Journal::create(&folder)?;
+    let mut g = Ground { target: &target, web, wishes, title, folder, journal, say: ask.say };
+    g.write("target.toml", target.to_toml().as_bytes())?;
+    g.write_json("before.json", &r.to_json())?;
+    g.write_json("prediction.json", &prediction.to_json())?;
+    let before: serde_json::Map<String, Value> =
+        g.wishes.iter().filter_map(|w| Some((w.name.clone(), json!(r.value(&w.name)?)))).collect();
+    let wishes: Vec<Value> = g
+        .wishes
+        .iter()
+        .map(|w| json!({"name": w.name, "flags": w.flags, "value": w.value}))
+        .collect();
+    let facts = json!({
+        "number": number, "title": g.title, "why": ask.why, "target": target.name,
+        "target_file": target.file, "url": target.url, "before": before, "wishes": wishes,
+        "new_buckets": prediction.new_buckets(), "started": r.started, "build": ask.build,
+        "server": {"kind": r.kind.as_str(), "version": r.version, "model": r.model},
+        "concurrency": concurrency(&r, &g.wishes, &prediction), "undoes": ask.undoes,
+    });
+    (g.say)(&format!("change {number}: {} in {}", g.title, g.folder.display()));
+    g.journal.reach(State::Proposed, facts)?;
+    finish(&mut g, number)
+}
+
+/// Goes on with a change that ended in the middle.
+///
+/// # Errors
+/// As for [`begin`]; there is no such change.
+pub fn resume(
+    records: &Path,
+    number: Option<u64>,
+    keys: &Keys,
+    say: &mut dyn FnMut(&str),
+) -> Result<Done, ChangeError> {
+    let _lock = Lock::take(records)?;
+    let (record, target) = unfinished(records, number)?;
+    let mut g = ground(&record, &target, keys, say)?;
+    (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
+    finish(&mut g, record.number)
+}
+
+/// Rolls a change back that ended in the middle.
+///
+/// # Errors
+/// The old setting could not be taken up again, or there is no such change.
+pub fn roll_back(
+    records: &Path,
+    number: Option<u64>,
+    keys: &Keys,
+    say: &mut dyn FnMut(&str),
+) -> Result<Done, ChangeError> {
+    let _lock = Lock::take(records)?;
+    let (record, target) = unfinished(records, number)?;
+    let mut g = ground(&record, &target, keys, say)?;
+    let lever = lever::of(&target.launch);
+    back(&mut g, lever.as_ref(), &["an operator asked for it".to_owned()])?;
+    finish(&mut g, record.number)
+}
+
+/// Runs to the end and writes the record.
+fn finish(g: &mut Ground<'_>, number: u64) -> Result<Done, ChangeError> {
+    let state = drive(g)?;
+    let facts = g.journal.facts("rolled_back");
+    let list = facts.and_then(|f| f["reasons"].as_array()).cloned().unwrap_or_default();
+    let reasons = list.iter().filter_map(|r| r.as_str().map(str::to_owned)).collect();
+    record::write(&g.folder)?;
+    Ok(Done::Ended { number, folder: g.folder.clone(), state, reasons })
+}
+
+fn wishes(ask: &Ask<'_>, r: &Readback) -> Result<Vec<Wish>, ChangeError> {
+    let mut all: Vec<Wish> = Vec::new();
+    for (name, value) in &ask.sets {
+        let known = r.kind != Kind::Lockstep || name.starts_with("env.");
+        if !known {
+            let found = lockstep_flow::settings::find_or_nearest(name);
+            found.map_err(|e| ChangeError::Setting {
+                name: name.clone(),
+                what: format!("is unknown: {e}"),
+            })?;
+        }
+        let (name, flags) = rules::spelled(r.kind, &r.version, name);
+        if all.iter().any(|w| w.name == name) {
+            return Err(ChangeError::Setting { name, what: "is asked for twice".into() });
+        }
+        all.push(Wish { name, flags, value: value.clone() });
+    }
+    if all.is_empty() {
+        let what = "is asked for; say --set NAME=VALUE".into();
+        return Err(ChangeError::Setting { name: "nothing".into(), what });
+    }
+    Ok(all)
+}
+
+fn grounds(
+    web: &Web,
+    target: &Target,
+    r: &Readback,
+    records: &Path,
+) -> Result<Grounds, ChangeError> {
+    let generation = match target.kind {
+        Kind::Lockstep => {
+            let live = r.raw["lockstep"]["engine"]["generation"].as_u64().unwrap_or(1);
+            Some(web.get_json(&format!("/admin/generations/{live}"))?)
+        }
+        _ => None,
+    };
+    let earlier = record::list(records)?;
+    let of_kind = earlier.iter().filter(|e| e.kind == target.kind.as_str());
+    let past = of_kind.filter_map(|e| e.predicted_and_measured).collect();
+    let same = earlier.iter().filter(|e| e.url == target.url);
+    let restarts = same.filter_map(|e| e.downtime_seconds).collect();
+    Ok(Grounds { generation, free_bytes: free_bytes(target), past, restarts })
+}
+
+/// One, the old ceiling and the new one.
+fn concurrency(r: &Readback, wishes: &[Wish], p: &Prediction) -> Vec<u32> {
+    let running = |text: Option<&str>| text.and_then(|t| t.parse::<u32>().ok());
+    const LIMITS: [&str; 4] =
+        ["parallel", "max-running-requests", "max-num-seqs", "sched.max-running-requests"];
+    let mut all = vec![1];
+    for wish in wishes.iter().filter(|w| LIMITS.contains(&w.name.as_str())) {
+        all.extend(running(r.value(&wish.name)));
+        all.extend(running(Some(&wish.value)));
+    }
+    if p.buckets_after != p.buckets_before {
+        all.extend(p.buckets_before.last());
+        all.extend(p.buckets_after.last());
+    }
+    if all.len() == 1 {
+        all.extend(r.buckets.last().copied().or(Some(4)));
+    }
+    all.retain(|n| (1..=512).contains(n));
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn title(wishes: &[Wish]) -> String {
+    let one = |w: &Wish| format!("{}={}", w.name, w.value);
+    wishes.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// A new folder; its name sorts by time and says what.
+fn folder(records: &Path, title: &str) -> Result<PathBuf, ChangeError> {
+    let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+    let what: String = title.chars().map(word).take(WHAT_MAX).collect();
+    let base = format!("{}-{what}", stamp(unix_ms()));
+    for n in 1..1000 {
+        let name = if n == 1 { base.clone() } else { format!("{base}-{n}") };
+        let path = records.join(name);
+        match std::fs::create_dir(&path) {
+            Ok(()) => {
+                crate::journal::sync_folder(records)?;
+                return Ok(path);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(why) => return Err(ChangeError::Write { path, why }),
+        }
+    }
+    let asked = "no free name for a record".into();
+    Err(ChangeError::NoRecord { asked, records: records.into() })
+}
+
+fn refuse_unfinished(records: &Path, url: &str) -> Result<(), ChangeError> {
+    let all = record::list(records)?;
+    match all.into_iter().find(|r| r.url == url && !r.state.is_over()) {
+        Some(r) => {
+            Err(ChangeError::Unfinished { record: r.name, number: r.number, state: r.state })
+        }
+        None => Ok(()),
+    }
+}
+
+fn unfinished(records: &Path, number: Option<u64>) -> Result<(Record, Target), ChangeError> {
+    let fits = |r: &Record| !r.state.is_over() && number.is_none_or(|n| n == r.number);
+    let found = record::list(records)?.into_iter().rev().find(fits);
+    let asked = number
+        .map_or("no change that is not over".into(), |n| format!("no change {n} that is not over"));
+    let record = found.ok_or(ChangeError::NoRecord { asked, records: records.into() })?;
+    let mut target = Target::read(&record.folder.join("target.toml"))?;
+    target.name.clone_from(&record.target);
+    target.file.clone_from(&record.target_file);
+    Ok((record, target))
+}
+
+fn ground<'a>(
+    record: &Record,
+    target: &'a Target,
+    keys: &Keys,
+    say: &'a mut dyn FnMut(&str),
+) -> Result<Ground<'a>, ChangeError> {
+    let journal = Journal::open(&record.folder)?;
+    let facts = journal.facts("proposed").cloned().unwrap_or_default();
+    let wish = |w: &Value| {
+        let flags = w["flags"].as_array()?.iter().filter_map(|f| f.as_str().map(str::to_owned));
+        Some(Wish {
+            name: w["name"].as_str()?.into(),
+            flags: flags.collect(),
+            value: w["value"].as_str()?.into(),
+        })
+    };
+    let wishes = facts["wishes"].as_array().into_iter().flatten().filter_map(wish).collect();
+    let web = Web::new(&target.url, keys)?;
+    let (title, folder) = (record.title.clone(), record.folder.clone());
+    Ok(Ground { target, web, wishes, title, folder, journal, say })
+}
+
+/// Writes a target's file where there is none.
+///
+/// # Errors
+/// There is one, or it cannot be written.
+pub fn write_target(folder: &Path, target: &Target) -> Result<PathBuf, ChangeError> {
+    let path = folder.join(format!("{}.toml", target.name));
+    let fault = |why| ChangeError::Write { path: path.clone(), why };
+    std::fs::create_dir_all(folder).map_err(fault)?;
+    if path.exists() {
+        return Err(ChangeError::Target {
+            path,
+            what: "is there already".into(),
+            would_work: "take it away first, or name another (--name)".into(),
+        });
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    write_file(folder, &name, target.to_toml().as_bytes())?;
+    Ok(path)
+}

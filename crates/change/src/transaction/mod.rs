@@ -1,0 +1,117 @@
+//! A change as a transaction: states, each announced in the journal, and back from any of them.
+
+mod ask;
+mod lever;
+mod live;
+mod restart;
+mod steps;
+
+pub use ask::{Ask, Done, begin, resume, roll_back, write_target};
+pub use live::pending_file;
+
+use crate::backup::Backup;
+use crate::fault::ChangeError;
+use crate::journal::{Journal, sync_folder};
+use crate::predict::Wish;
+use crate::target::Target;
+use crate::web::Web;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Everything that a step stands on.
+pub struct Ground<'a> {
+    /// The server and how it is started.
+    pub target: &'a Target,
+    /// Its endpoints.
+    pub web: Web,
+    /// What is wanted.
+    pub wishes: Vec<Wish>,
+    /// `decode.graph-max-bs=96`.
+    pub title: String,
+    /// The record's folder.
+    pub folder: PathBuf,
+    /// Its journal.
+    pub journal: Journal,
+    /// Told of what goes on.
+    pub say: &'a mut dyn FnMut(&str),
+}
+
+impl Ground<'_> {
+    /// Copies of files, from the journal.
+    pub fn backups(&self) -> Vec<Backup> {
+        let facts = self.journal.facts("backed_up").map(|f| &f["files"]);
+        facts
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Backup::from_json)
+            .collect()
+    }
+
+    /// Buckets that the prediction calls new.
+    pub fn new_buckets(&self) -> Vec<u32> {
+        let facts = self.journal.facts("proposed").map(|f| &f["new_buckets"]);
+        let all = facts.and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(|n| u32::try_from(n.as_u64()?).ok()).collect()
+    }
+
+    /// Writes a file of the record.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ChangeError> {
+        write_file(&self.folder, name, bytes)
+    }
+
+    /// Writes a JSON file of the record.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_json(&self, name: &str, value: &Value) -> Result<(), ChangeError> {
+        self.write(name, format!("{value:#}\n").as_bytes())
+    }
+
+    /// Reads a JSON file of the record.
+    pub fn read_json(&self, name: &str) -> Option<Value> {
+        let text = std::fs::read(self.folder.join(name)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// An error for what should be there and is not.
+    pub fn lost(&self, what: &str) -> ChangeError {
+        ChangeError::Answer {
+            url: self.target.url.clone(),
+            what: format!("{what} is not to be found"),
+        }
+    }
+}
+
+/// Writes a file of a record and waits for the disk.
+pub(crate) fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), ChangeError> {
+    use std::io::Write;
+    let path = folder.join(name);
+    let write = || {
+        let mut file = std::fs::File::create(&path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|why| ChangeError::Write { path: path.clone(), why })?;
+    sync_folder(folder)
+}
+
+/// True where a server is on this machine.
+pub fn is_here(url: &str) -> bool {
+    let rest = url.strip_prefix("http://").unwrap_or(url);
+    ["127.", "localhost", "[::1]"].iter().any(|h| rest.starts_with(h))
+}
+
+/// Bytes of memory that are free on this machine, where the server is on it.
+pub fn free_bytes(target: &Target) -> Option<u64> {
+    if !is_here(&target.url) {
+        return None;
+    }
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}

@@ -1,0 +1,343 @@
+//! Servers that read their settings at their start: what starts them is edited, and they are
+//! restarted. The edited file lies in the record until the moment of the restart.
+
+use super::Ground;
+use super::lever::{Lever, Step};
+use crate::backup::{self, digest};
+use crate::edit::{self, EditError, Syntax, Wanted, diff::unified};
+use crate::fault::ChangeError;
+use crate::gate::{self, Criterion};
+use crate::journal::Entry;
+use crate::process::{self, Process};
+use crate::readback;
+use crate::target::{Launch, Target};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long a server may take to end before it is killed.
+const END_PATIENCE: Duration = Duration::from_secs(60);
+/// How often a starting server is asked.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// The lever.
+pub struct Restart;
+
+impl Lever for Restart {
+    fn files(&self, g: &Ground<'_>) -> Result<Vec<PathBuf>, ChangeError> {
+        Ok(vec![launch_file(g)?])
+    }
+
+    fn stage(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        let backup = g.backups().into_iter().next().ok_or_else(|| g.lost("the backup"))?;
+        let old = backup::read(&backup.path, edit::FILE_BYTES_MAX)?;
+        let new = match edited(g, &backup.path, &old) {
+            Err(ChangeError::Edit { why, .. }) => return Ok(Step::Back(vec![why.to_string()])),
+            other => other?,
+        };
+        let diff = unified(&backup.path.display().to_string(), &old, &new);
+        (g.say)(diff.trim_end());
+        g.write("launch.diff", diff.as_bytes())?;
+        g.write("staged", &new)?;
+        Ok(Step::On(json!({"path": backup.path, "sha256_before": backup.sha256,
+                           "sha256_after": digest(&new)})))
+    }
+
+    fn prove(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        let staged = g.folder.join("staged");
+        let text = backup::read(&staged, edit::FILE_BYTES_MAX)?;
+        let says = g.journal.facts("staged").map(|f| f["sha256_after"].clone()).unwrap_or_default();
+        if says != digest(&text) {
+            return Ok(Step::Back(vec!["the staged file is not what was staged".into()]));
+        }
+        let fault = match &g.target.launch {
+            Launch::Script { .. } => run("sh", &["-n".as_ref(), staged.as_os_str()]).err(),
+            _ => None,
+        };
+        if let Some(e) = fault {
+            return Ok(Step::Back(vec![format!("the edited file is refused: {e}")]));
+        }
+        Ok(Step::On(json!({"file": "staged", "reads": "as asked"})))
+    }
+
+    fn flip(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        let backup = g.backups().into_iter().next().ok_or_else(|| g.lost("the backup"))?;
+        let new = backup::read(&g.folder.join("staged"), edit::FILE_BYTES_MAX)?;
+        let is = std::fs::read(&backup.path).map(|b| digest(&b)).unwrap_or_default();
+        if is != backup.sha256 && is != digest(&new) {
+            let words = "was changed by somebody else since it was copied";
+            return Ok(Step::Back(vec![format!("{} {words}", backup.path.display())]));
+        }
+        let facts = json!({"path": backup.path, "sha256_after": digest(&new)});
+        g.journal.append(&Entry::Intent("flip"), facts)?;
+        backup.replace(&new)?;
+        (g.say)("restarting");
+        let seconds = match restart(g) {
+            Ok(seconds) => seconds,
+            Err(e) => return Ok(Step::Back(vec![e.to_string()])),
+        };
+        let r = readback::read(&g.web, g.target)?;
+        g.write_json("after_readback.json", &r.to_json())?;
+        let mut reasons = Vec::new();
+        for wish in &g.wishes {
+            match r.value(&wish.name) {
+                Some(is) if is != wish.value => reasons.push(format!(
+                    "the server runs with {} {is}, {} was asked for",
+                    wish.name, wish.value
+                )),
+                _ => {}
+            }
+        }
+        let missing: Vec<u32> =
+            g.new_buckets().into_iter().filter(|n| !r.buckets.contains(n)).collect();
+        if !r.buckets.is_empty() && !missing.is_empty() {
+            reasons.push(format!("buckets {missing:?} were not captured, only {:?}", r.buckets));
+        }
+        if !reasons.is_empty() {
+            return Ok(Step::Back(reasons));
+        }
+        let told = g.wishes.iter().all(|w| r.value(&w.name).is_some());
+        Ok(Step::On(json!({
+            "downtime_seconds": seconds, "read_back": told, "buckets": r.buckets,
+            "graph_bytes": r.graph_bytes, "pool_tokens": r.pool_tokens,
+        })))
+    }
+
+    fn look(&self, g: &mut Ground<'_>) -> Result<Vec<Criterion>, ChangeError> {
+        let (passed, words) = match g.web.get("/v1/models") {
+            Ok(reply) => (reply.status == 200, format!("/v1/models answers {}", reply.status)),
+            Err(e) => (false, e.to_string()),
+        };
+        Ok(vec![Criterion::new("answers", passed, words)])
+    }
+
+    fn keep(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        let staged = g.journal.facts("staged").cloned().unwrap_or_default();
+        let path = PathBuf::from(staged["path"].as_str().unwrap_or_default());
+        let is = std::fs::read(&path).map(|b| digest(&b)).unwrap_or_default();
+        if staged["sha256_after"] != is {
+            let words = format!("{} was changed by somebody else meanwhile", path.display());
+            return Ok(Step::Back(vec![words]));
+        }
+        Ok(Step::On(json!({"path": path, "sha256": is})))
+    }
+
+    fn undo(&self, g: &mut Ground<'_>) -> Result<Value, ChangeError> {
+        let mut restored = false;
+        for backup in g.backups() {
+            if !backup.is_in_place() {
+                backup.restore()?;
+                restored = true;
+            }
+        }
+        let touched = g.journal.records().iter().any(|r| r.kind == "intent" && r.word == "flip");
+        if !touched {
+            return Ok(json!({"restored": restored, "restarted": false}));
+        }
+        (g.say)("restarting with the old setting");
+        let seconds = restart(g)?;
+        Ok(json!({"restored": restored, "restarted": true, "downtime_seconds": seconds}))
+    }
+}
+
+/// The file whose text starts the server.
+fn launch_file(g: &Ground<'_>) -> Result<PathBuf, ChangeError> {
+    let none = |what: &str| ChangeError::Target {
+        path: g.target.file.clone().unwrap_or_default(),
+        what: what.into(),
+        would_work: "name it in the target".into(),
+    };
+    match &g.target.launch {
+        Launch::Script { path } => Ok(path.clone()),
+        Launch::Systemd { file: Some(file), .. } => Ok(file.clone()),
+        Launch::Systemd { unit, file: None } => unit_file(unit, &g.wishes[0].name),
+        Launch::Command { .. } => g.target.file.clone().ok_or_else(|| none("it has no file")),
+        Launch::Live | Launch::Unknown => Err(none("how the server is started is not said")),
+    }
+}
+
+/// The unit's file or drop-in that has the last word on what is run, or on a variable.
+fn unit_file(unit: &str, wish: &str) -> Result<PathBuf, ChangeError> {
+    let show = |property: &str| {
+        let option = format!("--property={property}");
+        run("systemctl", &["show".as_ref(), "--value".as_ref(), option.as_ref(), unit.as_ref()])
+    };
+    let main = show("FragmentPath")?;
+    let drop_ins = show("DropInPaths")?;
+    let mut files: Vec<PathBuf> = vec![main.trim().into()];
+    files.extend(drop_ins.split_whitespace().map(PathBuf::from));
+    last_word(&files, wish).ok_or_else(|| ChangeError::Program {
+        program: "systemctl".into(),
+        what: format!("no file of {unit} says what is run"),
+    })
+}
+
+/// Of a unit's file and its drop-ins in order, the last that says what is asked.
+pub fn last_word(files: &[PathBuf], wish: &str) -> Option<PathBuf> {
+    let says = |path: &&PathBuf| {
+        let Ok(text) = std::fs::read(path) else { return false };
+        match wish.strip_prefix("env.") {
+            Some(name) => edit::sets_variable(&text, name),
+            None => edit::has_exec_start(&text),
+        }
+    };
+    files.iter().rfind(says).cloned()
+}
+
+/// The file's text with every wish in it.
+fn edited(g: &Ground<'_>, path: &Path, old: &[u8]) -> Result<Vec<u8>, ChangeError> {
+    let mut text = old.to_vec();
+    for wish in &g.wishes {
+        let flags: Vec<&str> = wish.flags.iter().map(String::as_str).collect();
+        let wanted = Wanted { spellings: &flags, program: g.target.program.as_deref() };
+        let syntax = match g.target.launch {
+            Launch::Systemd { .. } => Syntax::Unit,
+            Launch::Command { .. } => Syntax::Toml,
+            _ => Syntax::Shell,
+        };
+        let done = match (wish.name.strip_prefix("env."), syntax) {
+            // A command's words have no variables of their own.
+            (Some(name), Syntax::Toml) => {
+                Err(EditError::NotFound { flag: format!("{name}="), hidden_at: None })
+            }
+            (Some(name), _) => edit::set_variable(&text, syntax, name, &wish.value),
+            (None, Syntax::Toml) => edit::set_command(&text, &flags, &wish.value),
+            (None, _) => edit::set_flag(&text, syntax, &wanted, &wish.value),
+        };
+        text = done.map_err(|why| ChangeError::Edit { path: path.into(), why })?.text;
+    }
+    Ok(text)
+}
+
+/// Ends the server, starts it again and waits for a real answer. Seconds without service.
+fn restart(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
+    let begun = Instant::now();
+    let mut started = None;
+    if let Launch::Systemd { unit, .. } = &g.target.launch {
+        run("systemctl", &["daemon-reload".as_ref()])?;
+        run("systemctl", &["restart".as_ref(), unit.as_ref()])?;
+    } else {
+        if let Some(port) = port_of(&g.target.url)
+            && let Some(server) = process::listener(port)
+        {
+            server.end(false, END_PATIENCE)?;
+        }
+        // One that was started here and never came to listen.
+        if let Some(earlier) = earlier(g).filter(|p| p.is_alive()) {
+            earlier.end(true, END_PATIENCE)?;
+        }
+        let process = launch(g)?;
+        let facts = json!({"pid": process.pid, "ticks": process.ticks});
+        g.journal.append(&Entry::Note("started"), facts)?;
+        started = Some(process);
+    }
+    let limit = Duration::from_secs(g.target.ready_seconds);
+    loop {
+        // Health alone says nothing: a server is ready when it has answered something.
+        match gate::probe(&g.web) {
+            Ok(_) => return Ok(begun.elapsed().as_secs_f64()),
+            Err(e) if begun.elapsed() > limit => {
+                let what = format!("was not ready after {} s: {e}", limit.as_secs());
+                return Err(ChangeError::Answer { url: g.target.url.clone(), what });
+            }
+            Err(_) if started.is_some_and(|p: Process| !p.is_alive()) => {
+                let what = "ended before it was ready; its last words are in its log".into();
+                return Err(ChangeError::Program {
+                    program: log_of(g).display().to_string(),
+                    what,
+                });
+            }
+            Err(_) => std::thread::sleep(ASK_EVERY),
+        }
+    }
+}
+
+/// The process that this change started last.
+fn earlier(g: &Ground<'_>) -> Option<Process> {
+    let facts = g.journal.facts("started")?;
+    let pid = i32::try_from(facts["pid"].as_i64()?).ok()?;
+    Some(Process { pid, ticks: facts["ticks"].as_u64()? })
+}
+
+fn log_of(g: &Ground<'_>) -> PathBuf {
+    g.target.log.clone().unwrap_or_else(|| g.folder.join("server.log"))
+}
+
+fn launch(g: &Ground<'_>) -> Result<Process, ChangeError> {
+    let log = log_of(g);
+    let log = std::path::absolute(&log).unwrap_or(log);
+    match &g.target.launch {
+        Launch::Script { path } => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let folder = path.parent().unwrap_or(Path::new("/")).to_path_buf();
+            let file = path.display().to_string();
+            // A script without its bit is started as its owner would: by the shell.
+            use std::os::unix::fs::PermissionsExt;
+            let runs = std::fs::metadata(&path).is_ok_and(|m| m.permissions().mode() & 0o111 != 0);
+            let words = if runs { vec![file] } else { vec!["sh".into(), file] };
+            process::start(&words, &folder, &log)
+        }
+        Launch::Command { folder, .. } => {
+            // The words may have been edited since the target was read.
+            let file = g.target.file.clone().ok_or_else(|| g.lost("the target's file"))?;
+            let Launch::Command { words, .. } = Target::read(&file)?.launch else {
+                return Err(g.lost("launch.command"));
+            };
+            let folder = folder.clone().unwrap_or_else(|| PathBuf::from("."));
+            process::start(&words, &folder, &log)
+        }
+        _ => Err(g.lost("a way to start the server")),
+    }
+}
+
+/// The port of an address.
+fn port_of(url: &str) -> Option<u16> {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split('/').next()?;
+    authority.rsplit_once(':')?.1.parse().ok()
+}
+
+fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<String, ChangeError> {
+    let fault = |what: String| ChangeError::Program { program: program.into(), what };
+    let out = Command::new(program)
+        .args(arguments)
+        .output()
+        .map_err(|e| fault(format!("does not start: {e}")))?;
+    if out.status.success() {
+        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
+    }
+    let words = String::from_utf8_lossy(&out.stderr).trim().to_owned();
+    Err(fault(if words.is_empty() { out.status.to_string() } else { words }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::folder;
+
+    #[test]
+    fn the_last_drop_in_that_says_what_is_run_is_edited() {
+        let dir = folder("drop-ins");
+        let write = |name: &str, text: &str| {
+            let path = dir.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let files = [
+            write("s.service", "[Service]\nExecStart=/bin/s --parallel 4\n"),
+            write("10.conf", "[Service]\nExecStart=\nExecStart=/bin/s --parallel 8\n"),
+            write("20.conf", "[Service]\nEnvironment=A=1\n"),
+        ];
+        assert_eq!(last_word(&files, "parallel"), Some(files[1].clone()));
+        assert_eq!(last_word(&files, "env.A"), Some(files[2].clone()));
+        assert_eq!(last_word(&files[2..], "parallel"), None);
+    }
+
+    #[test]
+    fn ports_are_read_from_addresses() {
+        assert_eq!(port_of("http://127.0.0.1:8080/v1"), Some(8080));
+        assert_eq!(port_of("http://[::1]:7"), Some(7));
+        assert_eq!(port_of("http://host"), None);
+    }
+}

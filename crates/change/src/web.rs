@@ -1,0 +1,111 @@
+//! Asking servers, for code that waits.
+
+use crate::fault::ChangeError;
+use lockstep_check::client::{Client, Reply, Target as Address, Timeouts};
+use serde_json::Value;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+
+/// How long an operator's question may take.
+const TIMEOUTS: Timeouts = Timeouts {
+    connect: Duration::from_secs(5),
+    idle: Duration::from_secs(120),
+    total: Duration::from_secs(180),
+};
+
+/// A server's operator endpoints, and its API.
+pub struct Web {
+    runtime: Runtime,
+    admin: Client,
+    api: Client,
+    url: String,
+}
+
+/// Keys of a server.
+#[derive(Clone, Default, Debug)]
+pub struct Keys {
+    /// For requests.
+    pub api: Option<String>,
+    /// For the admin routes; the API key where it is none.
+    pub admin: Option<String>,
+}
+
+impl Web {
+    /// Opens nothing yet.
+    ///
+    /// # Errors
+    /// The address or a key cannot be sent.
+    pub fn new(url: &str, keys: &Keys) -> Result<Web, ChangeError> {
+        let fault = |why: String| ChangeError::Unreachable { url: url.into(), why };
+        let address = |key: Option<&str>| -> Result<Address, ChangeError> {
+            let address = Address::parse(url).map_err(|e| fault(e.to_string()))?;
+            let address = address.with_api_key(key).map_err(|e| fault(e.to_string()))?;
+            Ok(address.with_timeouts(TIMEOUTS))
+        };
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(|e| fault(e.to_string()))?;
+        let admin = Client::new(address(keys.admin.as_deref().or(keys.api.as_deref()))?);
+        let api = Client::new(address(keys.api.as_deref())?);
+        Ok(Web { runtime, admin, api, url: url.into() })
+    }
+
+    /// The server's address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The runtime that its questions run on.
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// A client of the API; it shares its connections.
+    pub fn api(&self) -> Client {
+        self.api.clone()
+    }
+
+    /// GET, whatever the status.
+    ///
+    /// # Errors
+    /// No answer.
+    pub fn get(&self, path: &str) -> Result<Reply, ChangeError> {
+        let asked = self.runtime.block_on(self.admin.get(path));
+        asked.map_err(|e| ChangeError::Unreachable { url: self.at(path), why: e.to_string() })
+    }
+
+    /// GET of JSON with status 200.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub fn get_json(&self, path: &str) -> Result<Value, ChangeError> {
+        let reply = self.get(path)?;
+        self.json(path, reply)
+    }
+
+    /// POST of JSON, answered with a status of 2xx and JSON.
+    ///
+    /// # Errors
+    /// Anything else, with the server's words.
+    pub fn post_json(&self, path: &str, body: &Value) -> Result<Value, ChangeError> {
+        let asked = self.runtime.block_on(self.admin.post(path, body));
+        let reply = asked
+            .map_err(|e| ChangeError::Unreachable { url: self.at(path), why: e.to_string() })?;
+        self.json(path, reply)
+    }
+
+    fn json(&self, path: &str, reply: Reply) -> Result<Value, ChangeError> {
+        if !(200..300).contains(&reply.status) {
+            let what = format!("answered {}: {}", reply.status, reply.words());
+            return Err(ChangeError::Answer { url: self.at(path), what });
+        }
+        let what = "answered with something else than JSON".to_owned();
+        reply.json().ok_or(ChangeError::Answer { url: self.at(path), what })
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("{}{path}", self.url.trim_end_matches('/'))
+    }
+}

@@ -1,0 +1,330 @@
+//! `lockstep change`: arguments into a change, what goes on into lines.
+
+use crate::args::{ChangeArgs, ChangeCmd, InitArgs, RecordArgs};
+use crate::exit::{Exit, Failure};
+use crate::out;
+use lockstep_change::journal::State;
+use lockstep_change::predict::Prediction;
+use lockstep_change::record::{self, Record};
+use lockstep_change::target::{FOLDER, Kind, Launch, Target};
+use lockstep_change::transaction::{self, Ask, Done};
+use lockstep_change::web::{Keys, Web};
+use lockstep_change::{ChangeError, clock, readback};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+impl From<ChangeError> for Failure {
+    fn from(e: ChangeError) -> Failure {
+        let exit = match &e {
+            ChangeError::Target { .. } | ChangeError::Setting { .. } => Exit::Usage,
+            ChangeError::Unreachable { .. } => Exit::NoServer,
+            ChangeError::Answer { .. } => Exit::Unwell,
+            ChangeError::Blocked { .. }
+            | ChangeError::Unconfirmed
+            | ChangeError::Locked { .. }
+            | ChangeError::Unfinished { .. }
+            | ChangeError::NoRecord { .. } => Exit::NotChanged,
+            _ => Exit::Unexpected,
+        };
+        Failure::new(exit, e)
+    }
+}
+
+/// The command.
+pub fn run(args: &ChangeArgs) -> Result<Exit, Failure> {
+    let args = &absolute(args);
+    let records = &args.records;
+    match &args.command {
+        Some(ChangeCmd::Init(init)) => write_target(args, init),
+        Some(ChangeCmd::Log) => log(args, &record::list(records)?),
+        Some(ChangeCmd::Show(r)) => show(args, r),
+        Some(ChangeCmd::Undo(r)) => undo(args, r),
+        Some(ChangeCmd::Resume(r)) => {
+            let say = &mut |words: &str| say(args.json, words);
+            ended(args, transaction::resume(records, r.number, &keys(args), say)?)
+        }
+        Some(ChangeCmd::Rollback(r)) => {
+            let say = &mut |words: &str| say(args.json, words);
+            let done = transaction::roll_back(records, r.number, &keys(args), say)?;
+            ended(args, done).map(|exit| if exit == Exit::RolledBack { Exit::Done } else { exit })
+        }
+        None => begin(args, target(args)?, &args.set, None),
+    }
+}
+
+/// Records name their files by whole paths: one may be resumed from another folder.
+fn absolute(args: &ChangeArgs) -> ChangeArgs {
+    let mut args = args.clone();
+    args.records = std::path::absolute(&args.records).unwrap_or(args.records);
+    args
+}
+
+fn keys(args: &ChangeArgs) -> Keys {
+    Keys { api: args.api_key.clone(), admin: args.admin_key.clone() }
+}
+
+/// The server that is meant: an address, a target's file by its name, or the only target there is.
+fn target(args: &ChangeArgs) -> Result<Target, Failure> {
+    let mut target = match (&args.url, &args.target) {
+        (Some(url), _) => Target::direct(url),
+        (None, Some(name)) => {
+            let path = PathBuf::from(name);
+            let by_name = Path::new(FOLDER).join(format!("{name}.toml"));
+            Target::read(if path.is_file() { &path } else { &by_name })?
+        }
+        (None, None) => only_target()?,
+    };
+    if let Some(config) = &args.config {
+        target.config = Some(std::path::absolute(config).unwrap_or_else(|_| config.clone()));
+    }
+    if let Some(seconds) = args.watch {
+        target.watch_seconds = seconds;
+    }
+    if !args.concurrency.is_empty() {
+        target.gates.concurrency.clone_from(&args.concurrency);
+    }
+    if let Some(percent) = args.tolerance {
+        target.gates.tolerance_percent = percent;
+    }
+    if let Some(tokens) = args.tokens {
+        target.gates.tokens = tokens;
+    }
+    if let Some(factor) = args.p99_factor {
+        target.gates.p99_factor_max = factor;
+    }
+    Ok(target)
+}
+
+fn only_target() -> Result<Target, Failure> {
+    let files =
+        std::fs::read_dir(FOLDER).into_iter().flatten().filter_map(|f| Some(f.ok()?.path()));
+    let all: Vec<PathBuf> = files.filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
+    match all.as_slice() {
+        [one] => Ok(Target::read(one)?),
+        [] => Ok(Target::direct("http://127.0.0.1:30001")),
+        several => {
+            let names: Vec<String> = several
+                .iter()
+                .map(|p| p.file_stem().unwrap_or_default().to_string_lossy().into_owned())
+                .collect();
+            let words = format!("{FOLDER}/ has {}; say --target NAME", names.join(", "));
+            Err(Failure::new(Exit::Usage, words))
+        }
+    }
+}
+
+fn begin(
+    args: &ChangeArgs,
+    target: Target,
+    sets: &[String],
+    undoes: Option<u64>,
+) -> Result<Exit, Failure> {
+    let pair = |set: &String| {
+        let (name, value) = set.split_once('=')?;
+        Some((name.trim().to_owned(), value.trim().to_owned()))
+    };
+    let pairs: Option<Vec<(String, String)>> = sets.iter().map(pair).collect();
+    let wrong =
+        || Failure::new(Exit::Usage, "--set takes NAME=VALUE, as in decode.graph-max-bs=96");
+    let sets = pairs.filter(|p| !p.is_empty()).ok_or_else(wrong)?;
+    let mut confirm = |p: &Prediction| confirm(args, p);
+    let mut words = |words: &str| say(args.json, words);
+    let done = transaction::begin(Ask {
+        target,
+        sets,
+        why: args.why.clone().unwrap_or_default(),
+        records: args.records.clone(),
+        keys: keys(args),
+        dry_run: args.dry_run,
+        build: build(),
+        undoes,
+        confirm: &mut confirm,
+        say: &mut words,
+    })?;
+    ended(args, done)
+}
+
+/// This program: its version, the digest of its file, the tree that it was built from.
+fn build() -> Value {
+    let sha256 = std::env::current_exe()
+        .and_then(std::fs::read)
+        .ok()
+        .map(|bytes| Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect::<String>());
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "sha256": sha256,
+        "tree": concat!(env!("LOCKSTEP_BUILD_COMMIT"), " ", env!("LOCKSTEP_BUILD_TREE")),
+    })
+}
+
+/// What goes on, as it goes on: for people on standard error, so that standard output is the
+/// result alone.
+fn say(json: bool, words: &str) {
+    let mut err = std::io::stderr();
+    // Nobody reading it is no reason to stop a change half way.
+    let _ = if json {
+        writeln!(err, "{}", json!({ "event": "change", "words": words }))
+    } else {
+        writeln!(err, "{words}")
+    };
+}
+
+fn confirm(args: &ChangeArgs, p: &Prediction) -> bool {
+    if !args.json {
+        out::line(p.page().trim_end());
+    }
+    if args.yes {
+        return true;
+    }
+    if !std::io::stdin().is_terminal() || args.json {
+        return false;
+    }
+    let mut err = std::io::stderr();
+    let _ = write!(err, "go on? [y/N] ").and_then(|()| err.flush());
+    let mut answer = String::new();
+    let read = std::io::stdin().read_line(&mut answer);
+    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+fn ended(args: &ChangeArgs, done: Done) -> Result<Exit, Failure> {
+    let (number, folder, state, reasons) = match done {
+        Done::Predicted(p) => {
+            if args.json {
+                out::line(p.to_json());
+            } else {
+                out::line(p.page().trim_end());
+            }
+            return Ok(if p.blockers().is_empty() { Exit::Done } else { Exit::NotChanged });
+        }
+        Done::Ended { number, folder, state, reasons } => (number, folder, state, reasons),
+    };
+    if args.json {
+        out::line(json!({"number": number, "state": state.as_str(), "reasons": reasons,
+                         "record": folder}));
+    } else {
+        let why =
+            if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
+        let word = if state == State::Kept { "kept" } else { "rolled back" };
+        out::line(format_args!(
+            "change {number} is {word}{why}\n{}",
+            folder.join("decision.md").display()
+        ));
+    }
+    Ok(if state == State::Kept { Exit::Done } else { Exit::RolledBack })
+}
+
+fn log(args: &ChangeArgs, all: &[Record]) -> Result<Exit, Failure> {
+    if args.json {
+        let one = |r: &Record| {
+            json!({"number": r.number, "title": r.title, "state": r.state.as_str(), "why": r.why,
+                   "target": r.target, "url": r.url, "unix_ms": r.unix_ms, "reasons": r.reasons,
+                   "record": r.folder})
+        };
+        out::line(Value::from(all.iter().map(one).collect::<Vec<Value>>()));
+        return Ok(Exit::Done);
+    }
+    if all.is_empty() {
+        out::line(format_args!("no change in {}", args.records.display()));
+    }
+    for r in all {
+        let why = r.reasons.first().map_or(String::new(), |w| format!(": {w}"));
+        let time = clock::stamp(r.unix_ms);
+        out::line(format_args!(
+            "{:>4}  {time}  {:<11}  {}  {}{why}",
+            r.number, r.state, r.target, r.title
+        ));
+    }
+    Ok(Exit::Done)
+}
+
+fn number(args: &ChangeArgs, r: &RecordArgs) -> Result<Record, Failure> {
+    match r.number {
+        Some(n) => Ok(record::find(&args.records, n)?),
+        None => record::list(&args.records)?.pop().ok_or_else(|| {
+            Failure::new(Exit::NotChanged, format!("no change in {}", args.records.display()))
+        }),
+    }
+}
+
+fn show(args: &ChangeArgs, r: &RecordArgs) -> Result<Exit, Failure> {
+    let r = number(args, r)?;
+    if args.json {
+        out::line(record::whole(&r.folder)?);
+        return Ok(Exit::Done);
+    }
+    // One that is not over has no page yet.
+    record::write(&r.folder)?;
+    let path = r.folder.join("decision.md");
+    let text = std::fs::read_to_string(&path)
+        .map_err(|e| Failure::new(Exit::Unexpected, format!("{}: {e}", path.display())))?;
+    out::line(text.trim_end());
+    Ok(Exit::Done)
+}
+
+/// The old values as a change of its own.
+fn undo(args: &ChangeArgs, r: &RecordArgs) -> Result<Exit, Failure> {
+    let r = number(args, r)?;
+    if r.state != State::Kept {
+        let words =
+            format!("change {} is {}: only one that was kept can be undone", r.number, r.state);
+        return Err(Failure::new(Exit::NotChanged, words));
+    }
+    if r.before.is_empty() {
+        let words = format!("change {} does not know what was there before", r.number);
+        return Err(Failure::new(Exit::NotChanged, words));
+    }
+    let mut target = Target::read(&r.folder.join("target.toml"))?;
+    target.name.clone_from(&r.target);
+    target.file.clone_from(&r.target_file);
+    if let Some(seconds) = args.watch {
+        target.watch_seconds = seconds;
+    }
+    // Fewer buckets or slots are slower where they are full: that is what is asked for.
+    if let Some(percent) = args.tolerance {
+        target.gates.tolerance_percent = percent;
+    }
+    let sets: Vec<String> =
+        r.before.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    begin(args, target, &sets, Some(r.number))
+}
+
+fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
+    let url = args.url.clone().unwrap_or_else(|| "http://127.0.0.1:30001".into());
+    let web = Web::new(&url, &keys(args))?;
+    let kind = match &init.kind {
+        Some(word) => Kind::parse(word).ok_or_else(|| {
+            let all: Vec<&str> = Kind::ALL.iter().map(|k| k.as_str()).collect();
+            Failure::new(Exit::Usage, format!("--kind is '{word}'; it takes {}", all.join(", ")))
+        })?,
+        None => readback::detect(&web)?,
+    };
+    let launch = match (&init.script, &init.unit) {
+        (Some(path), _) => {
+            Launch::Script { path: std::path::absolute(path).unwrap_or_else(|_| path.clone()) }
+        }
+        (None, Some(unit)) => Launch::Systemd { unit: unit.clone(), file: None },
+        (None, None) if !init.command.is_empty() => {
+            Launch::Command { words: init.command.clone(), folder: std::env::current_dir().ok() }
+        }
+        (None, None) if kind == Kind::Lockstep => Launch::Live,
+        (None, None) => Launch::Unknown,
+    };
+    let name = init.name.clone().unwrap_or_else(|| kind.as_str().replace('.', "-"));
+    let log = init.log.as_ref().map(|l| std::path::absolute(l).unwrap_or_else(|_| l.clone()));
+    let target =
+        Target { name, kind, launch, log, program: init.program.clone(), ..Target::direct(&url) };
+    let path = transaction::write_target(Path::new(FOLDER), &target)?;
+    if args.json {
+        out::line(json!({"target": path, "kind": kind.as_str(), "launch": target.launch.method()}));
+    } else {
+        out::line(format_args!(
+            "{}: a {} server, changed by {}",
+            path.display(),
+            kind.as_str(),
+            target.launch.method()
+        ));
+    }
+    Ok(Exit::Done)
+}

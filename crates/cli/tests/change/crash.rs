@@ -1,0 +1,103 @@
+//! A change whose process is killed at every line of its journal, before and after it: what is
+//! left is the old state or the new one, and a record of which.
+
+use super::{SETTINGS, Site, run};
+use serde_json::{Value, json};
+
+/// Lines of a live change's journal: eight states and the intents of staging (4), flipping (7) and
+/// keeping (10).
+const LINES: u64 = 11;
+/// Lines that say what was done just before: a crash in between leaves it done and not said.
+const AFTER_THE_DEED: [u64; 3] = [5, 8, 11];
+
+fn counters(site: &Site) -> Value {
+    site.status()["lockstep"]["engine"]["counters"].clone()
+}
+
+/// Kills a change at a line, and settles it.
+fn killed(site: &Site, value: u32, death: &str, settle: &str) -> (Value, String) {
+    let set = format!("decode.graph-max-bs={value}");
+    let mut change = site.set(&set, &[]);
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
+    assert_eq!(out.status.code(), None, "{death}: killed, not ended: {out:?}");
+    let last = site.log().pop();
+    if last.as_ref().is_none_or(|r| r["state"] == "kept" || r["state"] == "rolled_back") {
+        return (last.unwrap_or_default(), String::new());
+    }
+    // Another change is refused while this one is not over.
+    let (code, refused, _) = run(&mut site.set("decode.lanes=1", &[]));
+    assert_eq!(code, 12, "{death}: {refused}");
+    let (code, done, said) = run(&mut site.change(&[settle]));
+    assert_eq!(code, 0, "{death}, {settle}: {done} {said}");
+    (done, said)
+}
+
+#[test]
+#[ignore = "takes minutes where the machine is busy; run by name with --ignored"]
+fn a_change_killed_at_any_line_is_resumed() {
+    let site = Site::new("resumed", &[]);
+    let mut value = 4;
+    let after = (1..=LINES).map(|seq| format!("after-{seq}"));
+    let before = AFTER_THE_DEED.iter().map(|seq| format!("before-{seq}"));
+    for death in after.chain(before) {
+        let wanted = if value == 4 { 8 } else { 4 };
+        let (done, said) = killed(&site, wanted, &death, "resume");
+        assert_eq!(done["state"], "kept", "{death}: {said}");
+        value = wanted;
+        let text = format!("= {value} #");
+        assert!(site.settings().contains(&text), "{death}: {}", site.settings());
+        let largest = site.buckets().as_array().unwrap().last().cloned();
+        assert_eq!(largest, Some(json!(value)), "{death}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes where the machine is busy; run by name with --ignored"]
+fn a_change_killed_at_any_line_is_rolled_back() {
+    let site = Site::new("rolled-back", &[]);
+    // The last line says that it is kept: nothing is left to be rolled back.
+    for seq in 2..LINES {
+        let death = format!("after-{seq}");
+        let (done, said) = killed(&site, 8, &death, "rollback");
+        assert_eq!(done["state"], "rolled_back", "{death}: {said}");
+        assert_eq!(site.settings(), SETTINGS, "{death}");
+        assert_eq!(site.buckets(), json!([1, 2, 4]), "{death}");
+        assert!(!site.dir.join("lockstep.toml.change-pending").exists(), "{death}");
+    }
+    let counters = counters(&site);
+    assert_eq!(counters["generations_rejected"], 0, "{counters}");
+}
+
+/// The server ends in the watch window: it comes up with the old setting and says so; the change
+/// is rolled back when it is resumed.
+#[test]
+fn a_restart_in_the_watch_window_has_the_old_setting() {
+    let mut site = Site::new("restart-in-watch", &[]);
+    let mut change = site.set("decode.graph-max-bs=8", &[]);
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", "after-8").output().unwrap();
+    assert_eq!(out.status.code(), None);
+    assert_eq!(site.log()[0]["state"], "flipped");
+    assert_eq!(site.buckets(), json!([1, 2, 4, 8]));
+    site.again();
+    assert_eq!(site.buckets(), json!([1, 2, 4]));
+    let log = super::read(&site.dir.join("server.log"));
+    assert!(log.contains("so this start has the old setting"), "{log}");
+    let (code, done, said) = run(&mut site.change(&["resume"]));
+    assert_eq!((code, &done["state"]), (11, &json!("rolled_back")), "{done} {said}");
+    assert!(done["reasons"].to_string().contains("was restarted"), "{done}");
+    assert_eq!(site.settings(), SETTINGS);
+}
+
+/// The lock is the system's: it is held while another change runs, and goes with its holder.
+#[test]
+fn two_at_once_are_refused() {
+    let site = Site::new("two-at-once", &[]);
+    std::fs::create_dir_all(site.records()).unwrap();
+    let held = std::fs::File::create(site.records().join(".lock")).unwrap();
+    held.lock().unwrap();
+    let (code, done, _) = run(&mut site.set("decode.graph-max-bs=8", &[]));
+    assert_eq!(code, 12);
+    assert!(done["error"]["message"].to_string().contains("another change is going on"), "{done}");
+    drop(held);
+    assert_eq!(run(&mut site.set("decode.graph-max-bs=8", &[])).0, 0);
+}
