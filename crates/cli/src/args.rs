@@ -46,7 +46,7 @@ pub enum Cmd {
     Status(StatusArgs),
     /// Measure a server under load: throughput, latencies, goodput, refusals
     #[command(after_help = crate::bench::help())]
-    Bench(crate::bench::BenchArgs),
+    Bench(Box<crate::bench::BenchArgs>),
     /// Check a server for corruption under concurrency: ours, SGLang, vLLM, llama.cpp
     #[command(after_help = crate::check::help())]
     Check(Box<CheckArgs>),
