@@ -250,13 +250,13 @@ pub struct DrillArgs {
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
     /// List the drills and what each corrupts, without running them
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["svg", "markdown"])]
     pub list: bool,
     /// Write a picture of each faulty plan, its hazards in red, to this folder instead
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub svg: Option<PathBuf>,
     /// Print as the page docs/drills.md
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "svg"])]
     pub markdown: bool,
     /// Print as one JSON list
     #[arg(long)]

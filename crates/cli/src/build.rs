@@ -15,7 +15,6 @@ use lockstep_serve::Engine;
 use lockstep_text::{GgufVocab, TextError, TextModel};
 use lockstep_weights::{Checkpoint, VocabData};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
@@ -49,7 +48,7 @@ pub fn open_text(checkpoint: &Checkpoint) -> Result<TextModel, Failure> {
     Ok(match checkpoint.vocab().map_err(bad_model)? {
         Some(vocab) => TextModel::from_gguf(gguf_vocab(vocab)).map_err(bad_model)?,
         None => {
-            let folder = checkpoint.folder().unwrap_or_else(|| Path::new("."));
+            let folder = checkpoint.folder().ok_or_else(|| no_vocabulary(checkpoint))?;
             match TextModel::from_hf_dir(folder) {
                 Err(TextError::NoTokenizer { .. }) => TextModel::for_ids(folder),
                 opened => opened,
@@ -57,6 +56,14 @@ pub fn open_text(checkpoint: &Checkpoint) -> Result<TextModel, Failure> {
             .map_err(bad_model)?
         }
     })
+}
+
+fn no_vocabulary(checkpoint: &Checkpoint) -> Failure {
+    let file = checkpoint.path().display();
+    bad_model(format!(
+        "{file} has no tokenizer (its metadata lacks tokenizer.ggml.model): text cannot become \
+         tokens; take a GGUF file that was made with its tokenizer, or a Hugging Face folder"
+    ))
 }
 
 fn gguf_vocab(v: VocabData) -> GgufVocab {
@@ -209,6 +216,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
         eager: settings.flag("decode.eager"),
         watch_s: count("generations.watch"),
         staging_bytes: settings.number("generations.memory"),
+        verify_first: settings.flag("generations.verify-first"),
         ..Knobs::default()
     }
 }

@@ -6,7 +6,7 @@ use crate::exit::{Exit, Failure};
 use crate::out;
 use lockstep_device::Device;
 use lockstep_engine::{Draft, Handle, KnobChange, Submission};
-use lockstep_flow::generation::GenerationError;
+use lockstep_flow::generation::{GenerationError, StageMode};
 use lockstep_flow::status::{DeviceFacts, LabFault};
 use lockstep_flow::{EngineStatus, Micros, Refusal, RequestId, Settings, Ticket, knobs};
 use lockstep_serve::Engine;
@@ -88,8 +88,11 @@ impl Lab {
             if flags.0.iter().any(|(knob, _)| knob.name == AUDIT_RATE) {
                 return Err(usage("--lab-audit off and --audit-rate exclude each other".into()));
             }
-            let knob = knobs::find(AUDIT_RATE).expect("the registry has the audit's rate");
-            flags.0.push((knob, "0".into()));
+            // Canary steps on a device that is wrong would notice too.
+            for (name, value) in [(AUDIT_RATE, "0"), ("generations.verify-first", "false")] {
+                let knob = knobs::find(name).expect("the registry has what a lab turns off");
+                flags.0.push((knob, value.into()));
+            }
         }
         let often =
             Often { per_million: args.lab_rate, times: args.lab_times, seed: args.lab_seed };
@@ -226,8 +229,8 @@ impl Engine for LabEngine {
         self.inner.now()
     }
 
-    fn stage(&self, changes: &[KnobChange]) -> Result<u64, GenerationError> {
-        self.inner.stage(changes)
+    fn stage(&self, changes: &[KnobChange], mode: StageMode) -> Result<u64, GenerationError> {
+        self.inner.stage_as(changes, mode)
     }
 
     fn flip(&self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {

@@ -35,17 +35,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // A measurement's 2 means inconclusive.
-        Err(e) if e.use_stderr() && std::env::args_os().nth(1).is_some_and(|a| a == "bench") => {
-            let _ = e.print();
-            return ExitCode::from(bench::CANNOT);
-        }
-        // A gate's 2 means inconclusive.
-        Err(e) if e.use_stderr() && std::env::args_os().nth(1).is_some_and(|a| a == "check") => {
-            let _ = e.print();
-            return ExitCode::from(check::CANNOT);
-        }
-        Err(e) => e.exit(),
+        Err(e) => return misused(&e),
     };
     let (json, result) = match cli.command {
         Cmd::Serve(args) => (args.json, serve::run(&args)),
@@ -70,6 +60,28 @@ fn main() -> ExitCode {
         }
     };
     ExitCode::from(exit as u8)
+}
+
+/// Help and version are what was asked for; anything else is an error, for machines as JSON too.
+fn misused(e: &clap::Error) -> ExitCode {
+    if !e.use_stderr() {
+        // Where nobody reads it there is nobody to tell.
+        let _ = e.print();
+        return ExitCode::from(Exit::Done as u8);
+    }
+    // A measurement's or a gate's 2 means inconclusive.
+    let exit = match std::env::args_os().nth(1) {
+        Some(command) if command == "bench" => bench::CANNOT,
+        Some(command) if command == "check" => check::CANNOT,
+        _ => Exit::Usage as u8,
+    };
+    if std::env::args_os().any(|arg| arg == "--json") {
+        let words = e.render().to_string();
+        let message = words.trim_start_matches("error: ").trim_end();
+        out::line(json!({"error": {"exit": exit, "message": message}}));
+    }
+    let _ = e.print();
+    ExitCode::from(exit)
 }
 
 fn version(args: &VersionArgs) -> Result<Exit, Failure> {

@@ -193,11 +193,12 @@ fn generations(p: &mut String, e: &Value) {
         let why = g["reason"].as_str().map_or(String::new(), |why| format!("; {why}"));
         let _ = writeln!(
             p,
-            "          generation {} is {}: {} of {} buckets captured, {} steps{changed}{why}",
+            "          generation {} is {}: {} of {} buckets captured, {} verified, {} steps{changed}{why}",
             count(&g["generation"]),
             text(&g["state"]),
             count(&g["evidence"]["captured_buckets"]),
             count(&g["evidence"]["buckets"]),
+            count(&g["evidence"]["verified_buckets"]),
             count(&g["steps"]),
         );
     }
@@ -330,7 +331,7 @@ mod tests {
         at("checks: twin 1,200 (1 DIFFER), pages 1,200");
         at("evidence  twin: logits differ");
         at(
-            "generation 3 is rejected: 0 of 16 buckets captured, 0 steps; decode.graph-max-bs 32 -> 96; no memory",
+            "generation 3 is rejected: 0 of 16 buckets captured, 0 verified, 0 steps; decode.graph-max-bs 32 -> 96; no memory",
         );
         let name = json!({"served_model_name": "\u{1b}[2Jmodel\r"});
         let page = super::page(&name, &e);

@@ -56,6 +56,34 @@ fn a_wrong_command_line_is_2() {
     assert!(out.contains("it takes a whole number from 1 to 4096"), "{out}");
 }
 
+/// A flag that does not exist was once answered in words alone, `--json` or not.
+#[test]
+fn a_wrong_command_line_is_json_for_machines_too() {
+    let dir = temp_dir("usage-json");
+    for args in [&["serve", "--json", "--no-such-flag"][..], &["drill", "--json", "--runs", "0"]] {
+        let out = run(&dir, args, &[]);
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        let e: Value =
+            serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        assert_eq!((&e["error"]["code"], &e["error"]["exit"]), (&"usage".into(), &2.into()));
+        assert!(e["error"]["message"].as_str().unwrap().contains(args[2]), "{e}");
+        assert!(String::from_utf8_lossy(&out.stderr).starts_with("error: "), "{out:?}");
+    }
+    let out = run(&dir, &["version", "--json", "--help"], &[]);
+    assert!(out.status.success() && words(&out).contains("Examples:"), "help is no error");
+}
+
+/// A GGUF file without a tokenizer once failed with the words of a folder called `.`.
+#[test]
+fn a_file_without_a_tokenizer_is_named() {
+    let dir = temp_dir("no-tokenizer");
+    let path = tiny("gguf/llama-F16.gguf");
+    let out = run(&dir, &["serve", "--port", "0", "--model", path.to_str().unwrap()], &[]);
+    assert_eq!(out.status.code(), Some(5), "{}", words(&out));
+    let said = words(&out);
+    assert!(said.contains("llama-F16.gguf has no tokenizer"), "{said}");
+}
+
 #[test]
 fn a_wrong_setting_is_3_and_names_its_place() {
     let dir = temp_dir("settings");

@@ -71,3 +71,18 @@ fn the_published_page_has_the_demonstration() {
     assert!(page.contains("`lockstep drill overlap-race --sessions "), "{remedy}");
     assert!(page.contains("| as shipped |"), "{remedy}");
 }
+
+/// `--markdown --svg` once drew the pictures and dropped the page.
+#[test]
+fn what_excludes_each_other_is_refused_and_pictures_are_json_too() {
+    for flags in [["--markdown", "--svg"], ["--list", "--svg"]] {
+        let out = drill(&[flags[0], flags[1], "folder"]);
+        assert_eq!(out.status.code(), Some(2), "{flags:?}");
+        assert!(String::from_utf8(out.stderr).unwrap().contains("cannot be used with"));
+    }
+    let folder = temp_dir("pictures");
+    let out = drill(&["--only", "dropped-edge", "--json", "--svg", folder.to_str().unwrap()]);
+    let list: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(list[0]["name"], "dropped-edge");
+    assert!(std::fs::exists(list[0]["path"].as_str().unwrap()).unwrap());
+}

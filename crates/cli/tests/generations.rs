@@ -112,8 +112,13 @@ fn a_generation_is_staged_flipped_and_retired_under_a_request() {
     let of = |name: &str| buckets.iter().find(|b| b["bucket"] == name).unwrap();
     assert_eq!(
         (&of("decode-8")["captured"], &of("decode-8")["replays"]),
-        (&json!(true), &json!(2))
+        (&json!(true), &json!(3))
     );
+    for bucket in buckets {
+        assert_eq!(bucket["verified"], true, "{bucket}");
+        assert!(bucket["canary_rows_max"].as_u64().unwrap() >= 1, "{bucket}");
+    }
+    assert_eq!(of("decode-8")["canary_padding_max"], 7);
     assert_eq!(of("decode-16")["captured"], false);
 
     let (status, live) = serving.admin("POST", "/admin/generations/2/flip", &json!({}));
@@ -133,14 +138,26 @@ fn a_generation_is_staged_flipped_and_retired_under_a_request() {
         all["data"].as_array().unwrap().iter().map(|g| g["state"].as_str().unwrap()).collect();
     assert_eq!((states, &all["live"]), (vec!["retired", "live"], &json!(2)));
 
+    // In place of the live one, while a request runs.
+    let running = serving.send("POST", "/v1/completions", None, &story(400));
+    let drain = json!({"knobs": {"decode.graph-max-bs": 4}, "mode": "drain", "wait": true});
+    let (status, live) = serving.admin("POST", ALL, &drain);
+    assert_eq!((status, &live["state"], &live["mode"]), (200, &json!("live"), &json!("drain")));
+    assert_eq!(live["evidence"]["verified_buckets"], live["evidence"]["buckets"], "{live}");
+    assert!(live["gap"]["longest_ms"].as_f64().unwrap() > 0.0, "{live}");
+    assert_eq!(words(running), undisturbed);
+    let (_, old) = serving.admin("GET", "/admin/generations/2", &json!({}));
+    assert_eq!(old["state"], "retired");
+    assert_eq!(serving.error(ALL, &json!({"mode": "besides"})).0, 400);
+
     // A client that goes away while it waits changes nothing.
     let waiting = serving.send("POST", ALL, Some("ad"), &json!({"wait": true}).to_string());
     wait_until("it is staged", || {
-        serving.admin("GET", "/admin/generations/3", &json!({})).0 == 200
+        serving.admin("GET", "/admin/generations/4", &json!({})).0 == 200
     });
     drop(waiting);
     wait_until("it is verified all the same", || {
-        serving.admin("GET", "/admin/generations/3", &json!({})).1["state"] == "verified"
+        serving.admin("GET", "/admin/generations/4", &json!({})).1["state"] == "verified"
     });
 }
 
@@ -157,7 +174,7 @@ fn what_cannot_be_done_to_a_generation_says_what_would_work() {
     assert_eq!((status, code.as_str()), (400, "invalid_value"), "{message}");
     let (status, _, message) = serving.error(ALL, &json!({"knob": {}}));
     assert_eq!(status, 400);
-    assert_eq!(message, "'knob' is no field of this route, which takes knobs and wait");
+    assert_eq!(message, "'knob' is no field of this route, which takes knobs, mode and wait");
     let (status, code, message) = serving.error(ALL, &json!({"knobs": {"pool.kv-dtype": "f32"}}));
     assert_eq!((status, code.as_str()), (422, "knob_not_live"));
     assert!(message.contains("restart it with --kv-dtype"), "{message}");

@@ -1,24 +1,34 @@
-//! Canary steps: a staged bucket shows that it gives the same bits replayed and run op by op, in an
-//! arena that was full of a pattern and in one that was not.
+//! Canary steps: a bucket shows that it gives the same bits replayed and run op by op, in an arena
+//! that was full of a pattern and in one that was not, with as many rows as it holds and with one.
 //!
-//! They run between two serving steps, one at a time, and with no more rows than the serving step
-//! before had. Their sequences have slots of their own and pages leased for them alone, and grow by
-//! a row a bucket, so that later buckets read KV that earlier ones wrote.
+//! They run between two serving steps, one at a time, and with no more rows than there is time for
+//! ([`Core::canary_cap`]). Their sequences have slots of their own and pages leased for them alone,
+//! and grow by a row a bucket, so that later buckets read KV that earlier ones wrote.
+//!
+//! A staged generation's buckets are verified for its builder ([`crate::yard`]); those of the first
+//! one while it serves ([`crate::first`]).
 
 use crate::canary_run::{CanaryRun, differing_bits, slot_state};
 use crate::core::Core;
+use crate::generation::Bucket;
 use lockstep_device::{AwayArena, Mode};
 use lockstep_flow::generation::BucketEvidence;
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{Position, RequestId, SlotId};
+use lockstep_flow::{BucketKey, Micros, Position, RequestId, SlotId};
 use lockstep_pool::{Logits, RowPlan};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
 /// Sequences of canary steps, at most; the pool has slots for so many beside the running ones.
 pub const CANARY_SEQS_MAX: u32 = 64;
-/// Live rows of a canary step, where the serving step before had fewer.
+/// Live rows of a canary step, where the serving step before had fewer and time is short.
 const ROWS_MIN: u32 = 8;
+/// How long a canary step may take between two serving steps.
+const BESIDE: Micros = Micros::from_millis(40);
+/// How long it may take while nothing runs: what comes meanwhile waits for it.
+const ALONE: Micros = Micros::from_millis(250);
+/// The same where nobody has asked for a generation.
+const UNASKED: Micros = Micros::from_millis(100);
 /// Their requests' numbers, which no client's request reaches.
 const FIRST_REQUEST: u64 = u64::MAX - CANARY_SEQS_MAX as u64;
 /// Bytes of slot state that the rows of a step may have in all: it is put back between its runs.
@@ -61,21 +71,57 @@ struct Seq {
     position: u32,
 }
 
+/// With how many live rows a bucket's canary steps run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fullness {
+    /// As many as the bucket holds, and time allows.
+    Full,
+    /// One token of one sequence: all other rows are padding.
+    One,
+}
+
+/// The sets of rows that a bucket is shown, in this order: leftovers of the full one are what lies
+/// in the padded rows of the other.
+fn sets(key: BucketKey) -> &'static [Fullness] {
+    match key.tokens {
+        1 => &[Fullness::Full],
+        _ => &[Fullness::Full, Fullness::One],
+    }
+}
+
+/// Whose bucket it is, and who wants to know.
+pub enum Asker {
+    /// The builder of the staged generation.
+    Builder(Sender<CanaryAnswer>),
+    /// The live generation, which came up without canary steps.
+    Live,
+}
+
 /// A bucket's canary steps under way.
-struct Job {
-    bucket: usize,
+pub struct Job {
+    pub bucket: usize,
     rows: Vec<RowPlan>,
+    set: usize,
     phase: usize,
     waits: u32,
-    evidence: BucketEvidence,
-    reply: Sender<CanaryAnswer>,
+    pub evidence: BucketEvidence,
+    pub asker: Asker,
+}
+
+impl Job {
+    /// Nothing of it has run yet.
+    pub fn new(bucket: usize, evidence: BucketEvidence, asker: Asker) -> Job {
+        Job { bucket, rows: Vec::new(), set: 0, phase: 0, waits: 0, evidence, asker }
+    }
 }
 
 /// The canary's working memory while a generation is being verified.
 #[derive(Default)]
 pub struct CanaryState {
     seqs: Vec<Seq>,
-    job: Option<Job>,
+    pub job: Option<Job>,
+    /// What a row of the last canary step took.
+    row: Micros,
     /// Slot state of the rows, before their first run.
     slots: Vec<u8>,
     kept: Vec<u8>,
@@ -89,11 +135,12 @@ impl CanaryState {
     }
 }
 
-/// How the canary steps of a bucket run; the first one begins with a poisoned arena.
-fn phases(mode: Mode) -> &'static [Mode] {
-    match mode {
-        Mode::Captured => &[Mode::Captured, Mode::Eager, Mode::Captured],
-        Mode::Eager => &[Mode::Eager, Mode::Eager],
+/// How the canary steps of a set of rows run; the first one of a bucket begins with a poisoned arena.
+fn phases(mode: Mode, set: usize) -> &'static [Mode] {
+    match (mode, set) {
+        (Mode::Captured, 0) => &[Mode::Captured, Mode::Eager, Mode::Captured],
+        (Mode::Captured, _) => &[Mode::Captured, Mode::Eager],
+        (Mode::Eager, _) => &[Mode::Eager, Mode::Eager],
     }
 }
 
@@ -101,6 +148,7 @@ impl Core {
     /// Takes a bucket to verify.
     pub fn begin_canary(&mut self, canary: Canary) {
         let Canary { number, bucket, before, arena, reply } = canary;
+        self.put_off_own_canary();
         let staged = self.staged.as_ref().is_some_and(|g| g.number() == number);
         if !staged || self.canary.job.is_some() {
             return;
@@ -110,54 +158,104 @@ impl Core {
             debug_assert!(false, "{e}");
             return;
         }
-        let rows = Vec::new();
-        let job = Job { bucket, rows, phase: 0, waits: 0, evidence: before, reply };
-        self.canary.job = Some(job);
+        self.canary.job = Some(Job::new(bucket, before, Asker::Builder(reply)));
+    }
+
+    /// The bucket of a job; none where its generation has gone meanwhile.
+    fn canary_bucket(&self, job: &Job) -> Option<&Bucket> {
+        match job.asker {
+            Asker::Builder(_) => self.staged.as_ref().map(|g| &g.buckets[job.bucket]),
+            Asker::Live => Some(&self.generation.buckets[job.bucket]),
+        }
     }
 
     /// Runs one canary step, where one is wanted. True where it did.
     pub fn canary_turn(&mut self) -> bool {
+        self.begin_own_canary();
         let Some(mut job) = self.canary.job.take() else { return false };
-        if job.rows.is_empty() {
-            job.rows = self.canary_rows(job.bucket);
-            job.evidence.canary_rows = job.rows.iter().map(|r| r.n_tokens).sum();
-            if job.rows.is_empty() {
-                job.waits += 1;
-                if job.waits > WAITS_MAX {
-                    let why = "the token pool has no page for a canary row: try again when less \
-                               runs";
-                    self.end_canary(job, Some(why.into()));
-                } else {
-                    self.canary.job = Some(job);
-                }
-                return false;
-            }
+        if matches!(job.asker, Asker::Live) && !self.own_may_step() {
+            self.canary.job = Some(job);
+            return false;
         }
+        if job.rows.is_empty() && !self.take_rows(&mut job) {
+            job.waits += 1;
+            let waited = job.waits > WAITS_MAX;
+            let why = "the token pool has no page for a canary row: try again when less runs";
+            match (&job.asker, waited) {
+                (Asker::Builder(_), true) => self.end_canary(job, Some(why.into())),
+                // The pool is somebody's who is served: the live generation tries again later.
+                (Asker::Live, _) => self.own_canary_waits(job),
+                (Asker::Builder(_), false) => self.canary.job = Some(job),
+            }
+            return false;
+        }
+        let number = match (&job.asker, &self.staged) {
+            (Asker::Builder(_), Some(staged)) => staged.number(),
+            _ => self.generation.number(),
+        };
         let began = self.clock.now();
         let failure = self.canary_step(&mut job).err();
         self.counters.canary_steps += 1;
-        let mode = self.staged.as_ref().map_or(Mode::Eager, |g| g.buckets[job.bucket].mode);
-        let last = job.phase == phases(mode).len();
-        if last || failure.is_some() {
+        let took = self.clock.now().since(began);
+        let rows: u32 = job.rows.iter().map(|r| r.n_tokens).sum();
+        self.canary.row = Micros(took.0 / u64::from(rows.max(1)));
+        let (mode, sets) = match self.canary_bucket(&job) {
+            Some(b) => (b.mode, sets(b.key).len()),
+            None => (Mode::Eager, 0),
+        };
+        let set_done = job.phase == phases(mode, job.set).len();
+        if failure.is_some() || set_done && job.set + 1 >= sets {
             self.end_canary(job, failure);
         } else {
+            if set_done {
+                self.move_on(&job.rows);
+                (job.rows, job.set, job.phase) = (Vec::new(), job.set + 1, 0);
+            }
             self.canary.job = Some(job);
         }
-        let took = self.clock.now().since(began);
+        self.spent.number = number;
         self.spent.canary(took);
         true
     }
 
+    /// Chooses the rows of the job's next set. False where the pool has no page for them now.
+    fn take_rows(&mut self, job: &mut Job) -> bool {
+        let Some(bucket) = self.canary_bucket(job) else { return false };
+        let bucket = bucket.clone();
+        let fullness = sets(bucket.key)[job.set];
+        let unasked = matches!(job.asker, Asker::Live);
+        job.rows = self.canary_rows(&bucket, fullness, unasked);
+        let rows: u32 = job.rows.iter().map(|r| r.n_tokens).sum();
+        if rows == 0 {
+            return false;
+        }
+        let e = &mut job.evidence;
+        e.canaries += 1;
+        e.canary_rows += rows;
+        e.canary_rows_max = e.canary_rows_max.max(rows);
+        e.canary_padding_max = e.canary_padding_max.max(bucket.key.tokens - rows);
+        true
+    }
+
+    /// The canary sequences go on behind these rows.
+    fn move_on(&mut self, rows: &[RowPlan]) {
+        for (seq, row) in self.canary.seqs.iter_mut().zip(rows) {
+            seq.position = row.end();
+        }
+    }
+
     fn end_canary(&mut self, job: Job, failure: Option<String>) {
+        self.move_on(&job.rows);
+        let Job { evidence, bucket, asker, .. } = job;
+        let reply = match asker {
+            Asker::Builder(reply) => reply,
+            Asker::Live => return self.end_own_canary(bucket, evidence, failure),
+        };
         let Some(staged) = &self.staged else { return };
         let arena = match self.device.lend(staged.arena) {
             Ok(arena) => arena,
             Err(_) => return,
         };
-        let Job { evidence, reply, rows, .. } = job;
-        for (seq, row) in self.canary.seqs.iter_mut().zip(&rows) {
-            seq.position = row.end();
-        }
         let answer = CanaryAnswer { arena, evidence, failure };
         if let Err(unread) = reply.send(answer) {
             // Nobody builds it any more: what is left goes with the generation.
@@ -166,20 +264,29 @@ impl Core {
         }
     }
 
-    /// Rows of a bucket's canary steps; none where the pool has no page for them now.
-    fn canary_rows(&mut self, bucket: usize) -> Vec<RowPlan> {
-        let Some(staged) = &self.staged else { return Vec::new() };
-        let key = staged.buckets[bucket].key;
-        let eager = staged.buckets[bucket].mode == Mode::Eager;
-        let cap = match (self.sched.is_idle(), eager) {
-            (true, false) => CANARY_SEQS_MAX,
-            (false, false) => self.last_rows.max(ROWS_MIN),
-            // What runs op by op anyway has no capture to compare with.
-            (_, true) => ROWS_MIN,
+    /// Live rows that a canary step of a captured bucket may have now: as many as the serving step
+    /// before it, and more where it is expected to end in time.
+    fn canary_cap(&self, key: BucketKey, unasked: bool) -> u32 {
+        let (least, time) = match (self.sched.is_idle() || self.held.is_some(), unasked) {
+            (true, false) => (CANARY_SEQS_MAX, ALONE),
+            (true, true) => (ROWS_MIN, UNASKED),
+            (false, _) => (self.last_rows.max(ROWS_MIN), BESIDE),
         };
-        let slot_bytes: u64 = slot_state(&staged.buckets[bucket]).map(|(_, bytes)| bytes).sum();
+        let in_time = time.0.checked_div(self.canary.row.0).unwrap_or(0);
+        least.max(u32::try_from(in_time).unwrap_or(u32::MAX)).min(key.tokens)
+    }
+
+    /// Rows of a bucket's canary steps; none where the pool has no page for them now.
+    fn canary_rows(&mut self, bucket: &Bucket, fullness: Fullness, unasked: bool) -> Vec<RowPlan> {
+        let key = bucket.key;
+        let mut left = match (fullness, bucket.mode) {
+            (Fullness::One, _) => 1,
+            (Fullness::Full, Mode::Captured) => self.canary_cap(key, unasked),
+            // What runs op by op anyway has no capture to compare with.
+            (Fullness::Full, Mode::Eager) => ROWS_MIN.min(key.tokens),
+        };
+        let slot_bytes: u64 = slot_state(bucket).map(|(_, bytes)| bytes).sum();
         let with_state = (SLOT_BYTES_MAX / slot_bytes.max(1)).max(1);
-        let mut left = cap.min(CANARY_SEQS_MAX).min(key.tokens);
         let seqs = u64::from(key.seqs.min(CANARY_SEQS_MAX)).min(with_state) as usize;
         let echo = !key.is_decode() && key.logit_rows >= key.tokens;
         let mut rows = Vec::new();
@@ -242,9 +349,10 @@ impl Core {
 
     /// One canary step of the job, compared with its first one.
     fn canary_step(&mut self, job: &mut Job) -> Result<(), String> {
-        let staged = self.staged.as_ref().ok_or("the staged generation is gone")?;
-        let bucket = staged.buckets[job.bucket].clone();
-        let mode = phases(bucket.mode)[job.phase];
+        let bucket = self.canary_bucket(job).ok_or("the staged generation is gone")?.clone();
+        let mode = phases(bucket.mode, job.set)[job.phase];
+        let first = job.set == 0 && job.phase == 0;
+        let poisoned = first && self.is_poisoned(job)?;
         let run = CanaryRun { bucket: &bucket, rows: &job.rows, vocab: self.vocab };
         let slots = &mut self.canary.slots;
         let same_start = match job.phase {
@@ -252,14 +360,14 @@ impl Core {
             _ => run.put_slots_back(self.device.as_mut(), slots),
         };
         same_start.map_err(|e| e.to_string())?;
-        let ran = run.step(self.device.as_mut(), &mut self.sched, mode, job.phase == 0);
+        let ran = run.step(self.device.as_mut(), &mut self.sched, mode, first);
         ran.map_err(|e| format!("a canary step of bucket {}: {e}", bucket.key))?;
         let e = &mut job.evidence;
         e.replays += u32::from(mode == Mode::Captured);
         e.eager_steps += u32::from(mode == Mode::Eager);
-        e.poisoned_steps += u32::from(job.phase == 0);
-        e.manifest_checks += u32::from(job.phase == 0);
-        self.shared.manifest_checks.fetch_add(u64::from(job.phase == 0), Ordering::Relaxed);
+        e.poisoned_steps += u32::from(poisoned);
+        e.manifest_checks += u32::from(first);
+        self.shared.manifest_checks.fetch_add(u64::from(first), Ordering::Relaxed);
         let CanaryState { kept, again, .. } = &mut self.canary;
         let to = if job.phase == 0 { &mut *kept } else { &mut *again };
         run.look(self.device.as_ref(), to).map_err(|e| e.to_string())?;
@@ -270,16 +378,20 @@ impl Core {
             e.differing_bits += bits;
             if bits > 0 {
                 return Err(format!(
-                    "bucket {}: {bits} of {} bits of a canary step differ between a replay in an \
-                     arena full of {:#x} and one {}",
+                    "bucket {}: {bits} of {} bits of a canary step of {} rows differ between {} and \
+                     one {}",
                     bucket.key,
                     8 * kept.len(),
-                    crate::yard::POISON,
+                    job.rows.iter().map(|r| r.n_tokens).sum::<u32>(),
+                    match job.set {
+                        0 => format!("one in an arena full of {:#x}", crate::yard::POISON),
+                        _ => "one in the arena as a full step left it".into(),
+                    },
                     if mode == Mode::Eager { "op by op" } else { "in the arena as it was left" },
                 ));
             }
         }
-        let more = job.phase < phases(bucket.mode).len();
+        let more = job.phase < phases(bucket.mode, job.set).len();
         for row in job.rows.iter().filter(|_| more) {
             let (slot, request, to) = (row.slot, row.request, row.first_position.0);
             self.sched.pool_mut().rewind(slot, request, to).map_err(|e| e.to_string())?;

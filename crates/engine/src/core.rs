@@ -4,6 +4,8 @@ use crate::active::{Active, ActiveMap};
 use crate::audit::Audit;
 use crate::canary::CanaryState;
 use crate::counters::{BucketCounters, EAGER_REASONS, StepCounters};
+use crate::drain::Held;
+use crate::first::FirstRun;
 use crate::flip::{Spent, Watch};
 use crate::generation::{Bucket, Generation, Io};
 use crate::handle::Command;
@@ -35,7 +37,10 @@ pub struct Core {
     /// The one that is on its way up.
     pub(crate) staged: Option<Box<Generation>>,
     pub(crate) canary: CanaryState,
+    pub(crate) first: FirstRun,
     pub(crate) watch: Option<Watch>,
+    /// Steps are held for another generation.
+    pub(crate) held: Option<Held>,
     pub(crate) spent: Spent,
     pub(crate) yard: Arc<Yard>,
     /// Live token rows of the last step.
@@ -90,7 +95,9 @@ impl Core {
             draining: None,
             staged: None,
             canary: CanaryState::default(),
+            first: FirstRun::default(),
             watch: None,
+            held: None,
             spent: Spent::default(),
             yard,
             last_rows: 0,
@@ -182,6 +189,9 @@ impl Core {
     pub fn turn(&mut self) -> Result<Turn, DeviceError> {
         let now = self.clock.now();
         self.watch_over(now);
+        if self.is_held(now) {
+            return Ok(Turn::Idle);
+        }
         let planned = self.sched.plan(now).is_some();
         self.deliver(None);
         if !planned {
@@ -330,9 +340,9 @@ impl Core {
         self.masks.patience(self.clock.now()).map(|left| Duration::from_micros(left.0))
     }
 
-    /// Is there nothing live, and no canary step to run?
+    /// Is there nothing live that may step, and no canary step to run?
     pub fn is_idle(&self) -> bool {
-        self.sched.is_idle() && !self.canary.has_work()
+        (self.sched.is_idle() || self.held.is_some()) && !self.canary.has_work()
     }
 }
 

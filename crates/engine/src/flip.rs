@@ -5,10 +5,11 @@
 use crate::core::Core;
 use crate::generation::Generation;
 use crate::yard::Arrival;
-use lockstep_device::{AwayArena, ExecId, Mode, Remains};
+use lockstep_device::{AwayArena, DeviceError, ExecId, Mode, Remains};
 use lockstep_flow::generation::{GenerationError, GenerationState};
 use lockstep_flow::{EngineStatus, Micros};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 
 /// A manifest is compared once in so many steps, of one bucket after the other.
 pub const MANIFEST_EVERY: u64 = 1024;
@@ -72,24 +73,28 @@ impl Core {
     }
 
     /// Takes a sealed generation over, and lends its arena back to its builder.
-    pub fn install(&mut self, arrival: Arrival) {
-        let Arrival { blueprint, order, main, shadow, reply } = arrival;
-        let number = blueprint.number;
-        self.spent.number = number;
-        let installed = (|| {
-            let (arena, execs) = self.device.install(main)?;
-            let shadow = shadow.map(|shadow| self.device.install(shadow)).transpose()?;
-            Ok((arena, execs, shadow))
-        })();
-        let (arena, execs, shadow) = match installed {
-            Ok(parts) => parts,
-            Err(e) => {
-                let e: lockstep_device::DeviceError = e;
-                // The builder has gone: there is nobody to tell.
-                let _ = reply.send(Err(e.to_string()));
-                return;
-            }
-        };
+    pub fn install(
+        &mut self,
+        arrival: Arrival,
+        reply: &Sender<Result<Box<dyn AwayArena>, String>>,
+    ) {
+        self.spent.number = arrival.blueprint.number;
+        let lent = self.placed(arrival).and_then(|staged| {
+            let arena = staged.arena;
+            self.staged = Some(Box::new(staged));
+            self.device.lend(arena)
+        });
+        // Where the builder has gone there is nobody to tell.
+        if reply.send(lent.map_err(|e| e.to_string())).is_err() {
+            self.discard_staged();
+        }
+    }
+
+    /// A generation whose arenas have come to the device.
+    pub(crate) fn placed(&mut self, arrival: Arrival) -> Result<Generation, DeviceError> {
+        let Arrival { blueprint, order, main, shadow } = arrival;
+        let (arena, execs) = self.device.install(main)?;
+        let shadow = shadow.map(|shadow| self.device.install(shadow)).transpose()?;
         let (shadow, mut twins) = shadow.map_or((None, Vec::new()), |(a, t)| (Some(a), t));
         let mut placed: Vec<(ExecId, Option<ExecId>)> = vec![(ExecId(0), None); order.len()];
         twins.reverse();
@@ -98,11 +103,7 @@ impl Core {
             let twin = if captured && shadow.is_some() { twins.pop() } else { None };
             placed[bucket] = (exec, twin);
         }
-        self.staged = Some(Box::new(Generation::new(blueprint, (arena, shadow), &placed)));
-        let lent = self.device.lend(arena).map_err(|e| e.to_string());
-        if reply.send(lent).is_err() {
-            self.discard_staged();
-        }
+        Ok(Generation::new(blueprint, (arena, shadow), &placed))
     }
 
     /// Every bucket has shown what it does: the generation can be flipped to.
@@ -138,9 +139,12 @@ impl Core {
     }
 
     /// A move that the step thread has checked before.
-    fn moved(&mut self, number: u64, to: GenerationState) {
+    pub(crate) fn moved(&mut self, number: u64, to: GenerationState) {
         let now = self.clock.now();
         self.shared.report(number, |r| {
+            if to == GenerationState::Verified {
+                r.verified_at = Some(now);
+            }
             r.advance(to, now).expect("the step thread makes legal moves only");
         });
     }
@@ -209,10 +213,11 @@ impl Core {
     }
 
     /// The one store that a flip is: from here on steps run in `next`. What ran before is draining.
-    fn swap(
+    pub(crate) fn swap(
         &mut self,
         mut next: Box<Generation>,
     ) -> Result<(), (Box<Generation>, GenerationError)> {
+        self.put_off_own_canary();
         let (number, knobs) = (next.number(), &next.blueprint.knobs);
         let ladder = self.sched.set_ladder(next.keys(), knobs.running_max, knobs.chunk_tokens);
         if let Err(e) = ladder {
@@ -262,9 +267,8 @@ impl Core {
     /// Why a generation cannot be flipped to or retired now.
     fn wrong_state(&self, number: u64, asked: &'static str) -> GenerationError {
         let status = self.shared.status();
-        let newest = status.generations.last().map_or(1, |r| r.number);
         let Some(report) = status.generation_report(number) else {
-            return GenerationError::Unknown { number, newest };
+            return status.unknown_generation(number);
         };
         let state = report.state;
         let would_work = match state {

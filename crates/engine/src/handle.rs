@@ -6,7 +6,7 @@ use crate::masks::Done;
 use crate::publish::Shared;
 use crate::yard::{Arrival, Yard};
 use lockstep_device::{AwayArena, Remains};
-use lockstep_flow::generation::GenerationError;
+use lockstep_flow::generation::{GenerationError, StageMode};
 use lockstep_flow::{Clock, EngineStatus, EventSink, Micros, Refusal, Request, RequestId, Ticket};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,14 +24,22 @@ pub enum Command {
     Drain,
     /// End everything and stop.
     Shutdown,
-    /// A staged generation arrives.
-    Install(Box<Arrival>),
+    /// A staged generation arrives; its main arena goes back, lent.
+    Install { arrival: Box<Arrival>, reply: Sender<Result<Box<dyn AwayArena>, String>> },
     /// One of its buckets is to show what it does.
     Canary(Box<Canary>),
     /// All of them have; here is its arena.
     Finish { number: u64, arena: Box<dyn AwayArena>, reply: Sender<Result<(), String>> },
     /// It is given up.
     Discard { number: u64, reply: Sender<Option<Remains>> },
+    /// Steps are to be held, and the live generation's place is to be given to another one.
+    Vacate { number: u64, reply: Sender<Result<Remains, String>> },
+    /// That one is there and verified.
+    MoveIn { number: u64, reply: Sender<Result<(), String>> },
+    /// It is not; here is the old one, built again.
+    MoveBack { arrival: Box<Arrival>, reply: Sender<Result<(), String>> },
+    /// Neither of them is there.
+    Fail(String),
     /// Steps are to run in another generation.
     Flip { number: u64, watch: Option<Micros>, reply: Sender<Result<(), GenerationError>> },
     /// A generation is to be given up.
@@ -178,7 +186,19 @@ impl Handle {
     /// # Errors
     /// A knob that no live flip can change, or another generation beside the live one.
     pub fn stage(&self, changes: &[KnobChange]) -> Result<u64, GenerationError> {
-        self.yard.stage(changes, self.door.0.clone())
+        self.stage_as(changes, StageMode::Beside)
+    }
+
+    /// As [`Handle::stage`], in a mode: one that drains is live where it does not fail.
+    ///
+    /// # Errors
+    /// As [`Handle::stage`].
+    pub fn stage_as(
+        &self,
+        changes: &[KnobChange],
+        mode: StageMode,
+    ) -> Result<u64, GenerationError> {
+        self.yard.stage(changes, mode, self.door.0.clone())
     }
 
     /// Flips to a verified generation, or back to the draining one, between two steps; returns

@@ -49,6 +49,9 @@ pub struct Knobs {
     /// `generations.memory`, in bytes: of the arenas of a staged generation, at most; 0 is what
     /// the machine has.
     pub staging_bytes: u64,
+    /// `generations.verify-first`: the buckets of the first generation are verified while it
+    /// serves. A loop that somebody else turns does not.
+    pub verify_first: bool,
 }
 
 impl Default for Knobs {
@@ -72,6 +75,7 @@ impl Default for Knobs {
             eager: false,
             watch_s: 60,
             staging_bytes: 0,
+            verify_first: true,
         }
     }
 }

@@ -116,6 +116,9 @@ impl StepLoop {
     /// with words and leaves the engine failed.
     pub(crate) fn run(mut self) {
         self.core.device.enter_step_thread();
+        if self.core.yard.start.verify_first {
+            self.core.verify_first();
+        }
         let turns = || {
             while self.turn() != LoopTurn::Stopped {
                 self.rest();
@@ -165,12 +168,20 @@ impl StepLoop {
             Command::Masked(done) => self.core.masked(*done),
             Command::Cancel(id) => self.core.abort(id, Failure::Cancelled),
             Command::Drain => self.draining = true,
-            Command::Install(_)
+            Command::Install { .. }
+            | Command::Vacate { .. }
+            | Command::MoveIn { .. }
+            | Command::MoveBack { .. }
             | Command::Canary(_)
             | Command::Finish { .. }
             | Command::Discard { .. }
             | Command::Flip { .. }
             | Command::Retire { .. } => self.change(command),
+            Command::Fail(what) => {
+                self.core.fail(&what);
+                self.core.abort_all(&Failure::Engine { what: what.clone() });
+                self.stop(&Failure::Engine { what });
+            }
             Command::Shutdown => {
                 self.core.shared.close("it is shutting down");
                 self.core.abort_all(&Failure::ShuttingDown);
@@ -186,9 +197,26 @@ impl StepLoop {
         let core = &mut self.core;
         let began = core.clock.now();
         let number = match command {
-            Command::Install(arrival) => {
+            Command::Install { arrival, reply } => {
                 let number = arrival.blueprint.number;
-                core.install(*arrival);
+                core.install(*arrival, &reply);
+                number
+            }
+            Command::Vacate { number, reply } => {
+                let _ = reply.send(core.vacate(number));
+                number
+            }
+            Command::MoveIn { number, reply } => {
+                let done = core.move_in(number);
+                core.publish();
+                let _ = reply.send(done);
+                number
+            }
+            Command::MoveBack { arrival, reply } => {
+                let number = arrival.blueprint.number;
+                let done = core.move_back(*arrival);
+                core.publish();
+                let _ = reply.send(done);
                 number
             }
             Command::Canary(canary) => {
@@ -224,6 +252,7 @@ impl StepLoop {
             | Command::Masked(_)
             | Command::Cancel(_)
             | Command::Drain
+            | Command::Fail(_)
             | Command::Shutdown => {
                 unreachable!("followed by `follow`")
             }

@@ -16,7 +16,7 @@ use crate::publish::Shared;
 use lockstep_device::{AwayArena, DeviceError, Mode, Workshop};
 use lockstep_flow::generation::{
     BucketEvidence, GENERATIONS_KEPT, Gap, GenerationDigests, GenerationError, GenerationReport,
-    GenerationState,
+    GenerationState, StageMode,
 };
 use lockstep_flow::{Clock, Micros};
 use lockstep_model::{Model, PlanShape};
@@ -54,7 +54,7 @@ pub struct Yard {
 }
 
 /// Why a staged generation is rejected.
-enum Rejection {
+pub(crate) enum Rejection {
     /// It could not be made.
     Engine(EngineError),
     /// Words of the step thread, or of the builder.
@@ -92,17 +92,15 @@ pub struct Arrival {
     pub main: Box<dyn AwayArena>,
     /// The arena with the twins of the captured ones, in the same order.
     pub shadow: Option<Box<dyn AwayArena>>,
-    /// Gets the main arena back, lent.
-    pub reply: Sender<Result<Box<dyn AwayArena>, String>>,
 }
 
 /// The step loop does not answer any more.
-fn gone<E>(_: E) -> Rejection {
+pub(crate) fn gone<E>(_: E) -> Rejection {
     Rejection::Because("the step loop stopped meanwhile".into())
 }
 
 impl Yard {
-    fn live(&self) -> Arc<Blueprint> {
+    pub(crate) fn live(&self) -> Arc<Blueprint> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -130,16 +128,20 @@ impl Yard {
     pub fn stage(
         self: &Arc<Self>,
         changes: &[KnobChange],
+        mode: StageMode,
         commands: Sender<Command>,
     ) -> Result<u64, GenerationError> {
         let live = self.live();
         let knobs = live.knobs.with(&self.start, changes)?;
-        let number = self.enter(&live, &knobs)?;
+        let number = self.enter(&live, &knobs, mode)?;
         let yard = Arc::clone(self);
         let builder = std::thread::Builder::new()
             .name("builder".into())
             .stack_size(BUILDER_STACK_BYTES)
-            .spawn(move || yard.build(number, knobs, &commands));
+            .spawn(move || match mode {
+                StageMode::Beside => yard.build(number, knobs, &commands),
+                StageMode::Drain => yard.replace(number, knobs, &commands),
+            });
         if let Err(e) = builder {
             let why = format!("the builder thread did not start: {}", e.kind());
             self.reject(number, &why);
@@ -149,7 +151,12 @@ impl Yard {
     }
 
     /// Opens the report of a new generation, where there is none beside the live one.
-    fn enter(&self, live: &Blueprint, knobs: &Knobs) -> Result<u64, GenerationError> {
+    fn enter(
+        &self,
+        live: &Blueprint,
+        knobs: &Knobs,
+        mode: StageMode,
+    ) -> Result<u64, GenerationError> {
         if let Some(why) = self.shared.failure() {
             return Err(GenerationError::Stopped { why });
         }
@@ -169,14 +176,14 @@ impl Yard {
             {
                 reports.remove(oldest);
             }
-            reports.push(planned(number, live, knobs, now));
+            reports.push(GenerationReport { mode, ..planned(number, live, knobs, now) });
             status.counters.generations_staged += 1;
             entered = Ok(number);
         });
         entered
     }
 
-    fn reject(&self, number: u64, why: &str) {
+    pub(crate) fn reject(&self, number: u64, why: &str) {
         let now = self.clock.now();
         self.shared.update(|status| {
             let Some(report) = status.generations.iter_mut().find(|r| r.number == number) else {
@@ -192,12 +199,7 @@ impl Yard {
     /// The builder's whole life.
     fn build(&self, number: u64, knobs: Knobs, commands: &Sender<Command>) {
         lockstep_device::cpu::stand_back();
-        let staged = || self.build_up(number, knobs, commands);
-        let why = match catch_unwind(AssertUnwindSafe(staged)) {
-            Ok(Ok(())) => return,
-            Ok(Err(rejection)) => rejection.to_string(),
-            Err(_) => "the builder thread panicked; its words are on standard error".into(),
-        };
+        let Err(why) = in_words(|| self.build_up(number, knobs, commands)) else { return };
         let (reply, remains) = mpsc::channel();
         if commands.send(Command::Discard { number, reply }).is_ok() {
             // What is left of it is dropped here, where that costs no step.
@@ -212,6 +214,17 @@ impl Yard {
         knobs: Knobs,
         commands: &Sender<Command>,
     ) -> Result<(), Rejection> {
+        let blueprint = self.planned_out(number, knobs)?;
+        self.room_beside(&blueprint)?;
+        self.bring_up(&blueprint, commands)
+    }
+
+    /// Plans and proofs, and what the report says of them.
+    pub(crate) fn planned_out(
+        &self,
+        number: u64,
+        knobs: Knobs,
+    ) -> Result<Arc<Blueprint>, Rejection> {
         let blueprint = Arc::new(self.prove(number, knobs)?);
         let evidence = blueprint.evidence();
         self.report(number, |r| {
@@ -221,10 +234,49 @@ impl Yard {
             r.digests = blueprint.digests.clone();
         });
         self.advance(number, GenerationState::Proven)?;
-        let unsent = self.make(&blueprint)?;
-        let evidence = self.sealed(&blueprint, evidence, &unsent);
+        Ok(blueprint)
+    }
+
+    /// Arenas, captures, seals, canary steps.
+    pub(crate) fn bring_up(
+        &self,
+        blueprint: &Arc<Blueprint>,
+        commands: &Sender<Command>,
+    ) -> Result<(), Rejection> {
+        let number = blueprint.number;
+        let unsent = self.make(blueprint, |to| self.advance(number, to))?;
+        let evidence = self.sealed(blueprint, blueprint.evidence(), &unsent);
         self.advance(number, GenerationState::Sealed)?;
-        self.verify(&blueprint, unsent, evidence, commands)
+        self.verify(blueprint, unsent, evidence, commands)
+    }
+
+    /// Refuses what `generations.memory` does not hold beside the live generation.
+    fn room_beside(&self, blueprint: &Blueprint) -> Result<(), Rejection> {
+        let (asked, max) = (bytes_of(blueprint), self.start.staging_bytes);
+        if max == 0 || asked <= max {
+            return Ok(());
+        }
+        let live = bytes_of(&self.live());
+        let why = format!(
+            "its arenas take {asked} bytes beside the live generation's {live} and \
+             generations.memory is {max}: ask for fewer or smaller buckets, stage it with \
+             {DRAIN}, which stops steps and gives the live one's bytes back first, or restart with \
+             --generation-memory {asked}"
+        );
+        Err(Rejection::Because(why))
+    }
+
+    /// An arena, or the numbers of what there is no room for.
+    fn arena(&self, blueprint: &Blueprint, bytes: u64) -> Result<Box<dyn AwayArena>, Rejection> {
+        self.workshop.arena(bytes).map_err(|e| match e {
+            DeviceError::OutOfMemory { .. } => Rejection::Because(format!(
+                "{e}; its arenas take {} bytes in all, and the live generation's {}: where both \
+                 do not fit, stage it with {DRAIN}",
+                bytes_of(blueprint),
+                bytes_of(&self.live()),
+            )),
+            e => e.into(),
+        })
     }
 
     /// Plans and proofs: of each bucket, of any order among them, and of any order of them and the
@@ -264,22 +316,17 @@ impl Yard {
         Ok(blueprint)
     }
 
-    /// Arenas, captures, seals.
-    fn make(&self, blueprint: &Arc<Blueprint>) -> Result<Unsent, Rejection> {
-        let number = blueprint.number;
-        let (bytes, shadow_bytes) = (blueprint.arena_bytes(), blueprint.shadow_bytes());
-        let (asked, max) = (bytes + shadow_bytes, self.start.staging_bytes);
-        if max > 0 && asked > max {
-            let why = format!(
-                "its arenas take {asked} bytes and generations.memory is {max}: ask for fewer or \
-                 smaller buckets, or restart with --generation-memory {asked}"
-            );
-            return Err(Rejection::Because(why));
-        }
-        let mut main = self.workshop.arena(bytes)?;
+    /// Arenas, captures, seals; `reached` is told of each state.
+    pub(crate) fn make(
+        &self,
+        blueprint: &Arc<Blueprint>,
+        reached: impl Fn(GenerationState) -> Result<(), Rejection>,
+    ) -> Result<Unsent, Rejection> {
+        let shadow_bytes = blueprint.shadow_bytes();
+        let mut main = self.arena(blueprint, blueprint.arena_bytes())?;
         let mut shadow =
-            if shadow_bytes > 0 { Some(self.workshop.arena(shadow_bytes)?) } else { None };
-        self.advance(number, GenerationState::Prepared)?;
+            if shadow_bytes > 0 { Some(self.arena(blueprint, shadow_bytes)?) } else { None };
+        reached(GenerationState::Prepared)?;
         let order = blueprint.capture_order();
         for &i in &order {
             let bucket = &blueprint.proven[i];
@@ -288,7 +335,7 @@ impl Yard {
                 shadow.capture(&bucket.proven)?;
             }
         }
-        self.advance(number, GenerationState::Captured)?;
+        reached(GenerationState::Captured)?;
         main.seal()?;
         if let Some(shadow) = &mut shadow {
             shadow.seal()?;
@@ -324,9 +371,8 @@ impl Yard {
     ) -> Result<(), Rejection> {
         let number = blueprint.number;
         let (reply, lent) = mpsc::channel();
-        let Unsent { order, main, shadow } = unsent;
-        let arrival = Arrival { blueprint: blueprint.clone(), order, main, shadow, reply };
-        commands.send(Command::Install(Box::new(arrival))).map_err(gone)?;
+        let arrival = Box::new(unsent.arrival(blueprint));
+        commands.send(Command::Install { arrival, reply }).map_err(gone)?;
         let mut arena = lent.recv().map_err(gone)?.map_err(Rejection::Because)?;
         for bucket in 0..blueprint.proven.len() {
             arena.fill(evidence[bucket].arena_bytes, POISON);
@@ -351,10 +397,34 @@ impl Yard {
 }
 
 /// Arenas with sealed executables that no device has yet.
-struct Unsent {
+pub(crate) struct Unsent {
     order: Vec<usize>,
     main: Box<dyn AwayArena>,
     shadow: Option<Box<dyn AwayArena>>,
+}
+
+impl Unsent {
+    /// On their way to the device.
+    pub(crate) fn arrival(self, blueprint: &Arc<Blueprint>) -> Arrival {
+        let Unsent { order, main, shadow } = self;
+        Arrival { blueprint: blueprint.clone(), order, main, shadow }
+    }
+}
+
+/// How the request body names the mode for which there is room.
+const DRAIN: &str = "\"mode\": \"drain\"";
+
+/// Bytes of its arenas.
+fn bytes_of(blueprint: &Blueprint) -> u64 {
+    blueprint.arena_bytes() + blueprint.shadow_bytes()
+}
+
+/// What a builder does, with its failure or its panic in words.
+pub(crate) fn in_words<T>(build: impl FnOnce() -> Result<T, Rejection>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(build)) {
+        Ok(built) => built.map_err(|rejection| rejection.to_string()),
+        Err(_) => Err("the builder thread panicked; its words are on standard error".into()),
+    }
 }
 
 /// The report of a generation that has just been asked for.
@@ -362,6 +432,7 @@ fn planned(number: u64, live: &Blueprint, knobs: &Knobs, now: Micros) -> Generat
     GenerationReport {
         number,
         state: GenerationState::Planned,
+        mode: StageMode::Beside,
         knobs: knobs.in_force(&live.knobs),
         buckets: Arc::new([]),
         arena_bytes: 0,
@@ -373,6 +444,7 @@ fn planned(number: u64, live: &Blueprint, knobs: &Knobs, now: Micros) -> Generat
         captured_steps: 0,
         gap: Gap::default(),
         watched_until: None,
+        verified_at: None,
         reason: None,
     }
 }

@@ -10,7 +10,9 @@ use common::stage::{arenas, change, graph_max_bs, report, rig, settled, verified
 use common::{Probe, Recorder};
 use lockstep_device::{CpuDevice, Device};
 use lockstep_engine::Handle;
+use lockstep_flow::EngineStatus;
 use lockstep_flow::generation::GenerationError;
+use lockstep_flow::status::BucketMode;
 use lockstep_flow::{GenerationState as State, Micros, RequestId, SamplingParams, Seed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -170,11 +172,16 @@ fn the_evidence_of_a_staged_generation_is_counted() {
     assert_eq!(r.order_proofs, 2 * (r.buckets.len() * first.buckets.len()) as u64);
     assert!(r.arena_bytes > 0 && r.shadow_bytes == r.arena_bytes);
     for b in r.buckets.iter() {
-        let (replays, eager) = if b.captured { (2, 1) } else { (0, 2) };
+        // A bucket of one row has no set but the full one.
+        let one = u32::from(b.key.tokens > 1);
+        let (replays, eager) = if b.captured { (2 + one, 1 + one) } else { (0, 2 + 2 * one) };
         assert_eq!((b.replays, b.eager_steps, b.poisoned_steps), (replays, eager, 1), "{}", b.key);
-        assert!(b.canary_rows > 0 && b.canary_rows <= b.key.tokens, "{b:?}");
+        assert!(b.is_verified(), "{b:?}");
+        assert_eq!((b.canaries, b.canary_rows), (1 + one, b.canary_rows_max + one), "{b:?}");
+        assert!(b.canary_rows_max > 0 && b.canary_rows_max <= b.key.tokens, "{b:?}");
+        assert_eq!(b.canary_padding_max, b.key.tokens - 1, "{b:?}");
         if b.captured && b.key.is_decode() {
-            assert_eq!(b.canary_rows, b.key.tokens.min(64), "{b:?}");
+            assert_eq!(b.canary_rows_max, b.key.tokens.min(64), "{b:?}");
         }
         // Logits of a row alone are 256 floats, compared with each further step.
         let compared = u64::from(replays + eager - 1) * 256 * 32;
@@ -184,6 +191,47 @@ fn the_evidence_of_a_staged_generation_is_counted() {
     }
     assert_eq!(r.buckets.iter().filter(|b| b.captured && b.key.is_decode()).count(), 16);
     assert_eq!(status.pools[0].pages_used, 0, "the canary's pages are back");
+    handle.shutdown();
+}
+
+/// The generation that an engine starts with once served for good without a canary step.
+#[test]
+fn the_first_generation_is_verified_while_it_serves() {
+    let handle = rig().started(&tiny("llama"), Box::new(cpu()));
+    let first = report(&handle.status(), 1).clone();
+    assert_eq!((first.verified_at, first.verified_buckets()), (None, 0), "not before it serves");
+    wait(&handle, "almost its time", |s| s.uptime >= Micros::from_millis(1_900));
+    let load = Load::start(&handle, 5);
+    let status = wait(&handle, "its verification", |s| report(s, 1).verified_at.is_some());
+    let (probes, found) = load.stop();
+    let r = report(&status, 1);
+    assert_eq!((r.state, &r.reason), (State::Live, &None));
+    for b in r.buckets.iter() {
+        assert!(b.is_verified() && b.replays + b.eager_steps >= 2, "{b:?}");
+        assert_eq!(b.canaries, if b.key.tokens > 1 { 2 } else { 1 }, "{b:?}");
+        let least = b.key.tokens.min(8);
+        assert!(b.canary_rows_max >= least && b.canary_padding_max == b.key.tokens - 1, "{b:?}");
+    }
+    assert!(r.buckets.iter().any(|b| b.poisoned_steps > 0));
+    wait(&handle, "its pages", |s| s.pools[0].pages_used == 0);
+    handle.shutdown();
+    let mut engine = rig().engine_on(&tiny("llama"), Box::new(cpu()), false);
+    for (few, found) in probes.chunks(96).zip(found.chunks(96)) {
+        assert_same(&engine.together(few, &[]), found, "with canary steps between");
+    }
+}
+
+/// What a first generation's capture computes wrong leaves service before many requests meet it.
+#[test]
+fn a_bucket_of_the_first_generation_that_fails_its_canary_leaves_service() {
+    let device = FaultDevice::new(Box::new(|_, device| flip_bits(device)));
+    let handle = rig().started(&tiny("qwen3"), Box::new(device));
+    let out =
+        |s: &EngineStatus| s.buckets.iter().filter(|b| b.mode == BucketMode::Quarantined).count();
+    let status = wait(&handle, "a bucket out of service", |s| out(s) > 0);
+    let reason = report(&status, 1).reason.clone().unwrap_or_default();
+    assert!(reason.contains("bits of a canary step"), "{reason}");
+    assert_eq!(report(&status, 1).verified_at, None);
     handle.shutdown();
 }
 
@@ -306,7 +354,7 @@ fn a_capture_that_computes_something_else_is_rejected_by_its_canary_steps() {
     let r = settled(&handle, number);
     assert_eq!(r.state, State::Rejected, "{r:#?}");
     let reason = r.reason.unwrap();
-    assert!(reason.contains("bits of a canary step differ"), "{reason}");
+    assert!(reason.contains("bits of a canary step of"), "{reason}");
     assert!(r.buckets.iter().any(|b| b.differing_bits > 0));
     assert_eq!((arenas(&handle), handle.status().pools[0].pages_used), (before, 0));
     // What serves goes on, and a sound one can be staged.

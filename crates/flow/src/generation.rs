@@ -100,6 +100,28 @@ impl fmt::Display for GenerationState {
     }
 }
 
+/// How a staged generation comes to serve.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum StageMode {
+    /// Built and verified beside the live one, which serves meanwhile; flipped to when asked.
+    #[default]
+    Beside,
+    /// Steps stop, the live one gives its memory back, the new one is built in its place and
+    /// verified, and steps go on in it; where that fails, the old one is built again. For memory
+    /// that does not hold both.
+    Drain,
+}
+
+impl StageMode {
+    /// The word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            StageMode::Beside => "beside",
+            StageMode::Drain => "drain",
+        }
+    }
+}
+
 /// A move that the state machine does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IllegalMove {
@@ -155,8 +177,14 @@ pub struct BucketEvidence {
     pub ops: u32,
     /// Pairs of accesses that its proof compared.
     pub proof_pairs: u64,
-    /// Live token rows of its canary steps, replayed and run op by op.
+    /// Sets of rows that its canary steps ran with: as many as it holds, and one.
+    pub canaries: u32,
+    /// Live token rows of those sets together.
     pub canary_rows: u32,
+    /// Live token rows of the largest set.
+    pub canary_rows_max: u32,
+    /// Padded token rows beside the smallest set.
+    pub canary_padding_max: u32,
     /// Canary steps that were replayed.
     pub replays: u32,
     /// Canary steps that ran op by op.
@@ -172,6 +200,12 @@ pub struct BucketEvidence {
 }
 
 impl BucketEvidence {
+    /// True where its canary steps gave the same bits. A captured bucket has been compared with
+    /// itself op by op.
+    pub const fn is_verified(&self) -> bool {
+        self.compared_bits > 0 && self.differing_bits == 0
+    }
+
     /// Nothing shown yet.
     pub const fn none(key: BucketKey, captured: bool) -> BucketEvidence {
         BucketEvidence {
@@ -180,7 +214,10 @@ impl BucketEvidence {
             arena_bytes: 0,
             ops: 0,
             proof_pairs: 0,
+            canaries: 0,
             canary_rows: 0,
+            canary_rows_max: 0,
+            canary_padding_max: 0,
             replays: 0,
             eager_steps: 0,
             poisoned_steps: 0,
@@ -210,6 +247,8 @@ pub struct GenerationReport {
     pub number: u64,
     /// Where it stands.
     pub state: GenerationState,
+    /// How it comes, or came, to serve.
+    pub mode: StageMode,
     /// The knobs that a generation has.
     pub knobs: Vec<KnobInForce>,
     /// Its buckets, decode ascending, then the others ascending.
@@ -233,7 +272,10 @@ pub struct GenerationReport {
     pub gap: Gap,
     /// When the watch window after the last flip to it closes, while it is open.
     pub watched_until: Option<Micros>,
-    /// Why it was rejected, or flipped back from.
+    /// When the last of its buckets had shown what it does. The first generation of an engine is
+    /// live before that.
+    pub verified_at: Option<Micros>,
+    /// Why it was rejected, or flipped back from, or a bucket of it left service.
     pub reason: Option<String>,
 }
 
@@ -243,6 +285,7 @@ impl GenerationReport {
         GenerationReport {
             number,
             state: GenerationState::Planned,
+            mode: StageMode::Beside,
             knobs: Vec::new(),
             buckets: Arc::new([]),
             arena_bytes: 0,
@@ -254,8 +297,14 @@ impl GenerationReport {
             captured_steps: 0,
             gap: Gap::default(),
             watched_until: None,
+            verified_at: None,
             reason: None,
         }
+    }
+
+    /// Buckets that have shown what they do.
+    pub fn verified_buckets(&self) -> usize {
+        self.buckets.iter().filter(|b| b.is_verified()).count()
     }
 
     /// Moves on; `at` is now.
@@ -293,8 +342,8 @@ pub const GENERATIONS_KEPT: usize = 64;
 pub enum GenerationError {
     /// The knob cannot be changed this way.
     Knob { name: &'static str, what: String },
-    /// There is no such generation.
-    Unknown { number: u64, newest: u64 },
+    /// There is no such generation, or none any more.
+    Unknown { number: u64, oldest: u64, newest: u64 },
     /// One at a time: another one is staged or draining.
     Busy { number: u64, state: GenerationState },
     /// It is not in a state for that.
@@ -313,8 +362,15 @@ impl fmt::Display for GenerationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GenerationError::Knob { name, what } => write!(f, "{name} {what}"),
-            GenerationError::Unknown { number, newest } => {
-                write!(f, "there is no generation {number}; the newest is {newest}")
+            GenerationError::Unknown { number, oldest, newest } => {
+                match (1..*newest).contains(number) {
+                    true => write!(
+                        f,
+                        "generation {number} is over and its report forgotten: the last \
+                         {GENERATIONS_KEPT} are kept, from {oldest} on"
+                    ),
+                    false => write!(f, "there is no generation {number}; the newest is {newest}"),
+                }
             }
             GenerationError::Busy { number, state } => {
                 let first = match state {
@@ -381,6 +437,19 @@ mod tests {
         for from in S::ALL {
             assert_eq!(from.may_become(S::Live), matches!(from, S::Verified | S::Draining));
         }
+    }
+
+    /// A generation that had been there was once said never to have been.
+    #[test]
+    fn a_forgotten_generation_is_told_from_one_that_never_was() {
+        let unknown =
+            |number| GenerationError::Unknown { number, oldest: 7, newest: 70 }.to_string();
+        assert_eq!(
+            unknown(3),
+            "generation 3 is over and its report forgotten: the last 64 are kept, from 7 on"
+        );
+        assert_eq!(unknown(71), "there is no generation 71; the newest is 70");
+        assert_eq!(unknown(0), "there is no generation 0; the newest is 70");
     }
 
     #[test]

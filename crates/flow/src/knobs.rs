@@ -295,6 +295,14 @@ pub const KNOBS: &[Knob] = &[
         Process,
         "Bytes that the arenas of a staged generation may take; 0 is what the machine has."
     ),
+    knob!(
+        "generations.verify-first",
+        "verify-first",
+        Flag,
+        "true",
+        Process,
+        "Verify the buckets of the first generation while it serves: canary steps between others."
+    ),
 ];
 
 /// Why a value was not taken.

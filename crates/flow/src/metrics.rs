@@ -214,7 +214,11 @@ pub const METRICS: &[Metric] = &[
     counter("lockstep_generations_retired", "Of those, retired ones"),
     counter("lockstep_flips", "Flips to a generation that had been staged"),
     counter("lockstep_rollbacks", "Flips back to the generation before").by(&["by"]),
-    counter("lockstep_canary_steps", "Steps run to verify staged generations"),
+    gauge(
+        "lockstep_generation_verified_buckets",
+        "Buckets of the live generation whose canary steps gave the same bits",
+    ),
+    counter("lockstep_canary_steps", "Steps run to verify generations"),
     counter("lockstep_manifest_checks", "Times that bound buffers were compared with the manifest"),
     counter("lockstep_manifest_mismatches", "Of those, how many differed"),
     gauge("lockstep_arenas_total_bytes", "Bytes of the arenas of all generations, twins' included"),

@@ -4,6 +4,7 @@
 //! Counters only ever grow; gauges are the present. Rates (tokens a second) are not in here: the
 //! reader differentiates counters, so that two readers cannot disagree about a window.
 
+use crate::generation::GenerationError;
 use crate::{AuditUse, BucketAudit, BucketKey, Durations, GenerationReport, Micros};
 use core::fmt;
 
@@ -314,6 +315,8 @@ pub struct EngineStatus {
     pub decode_step_times: Durations,
     /// The same of steps with prompt tokens.
     pub prefill_step_times: Durations,
+    /// The generation for which steps are held, while the live one's place is given to it.
+    pub held_for: Option<u64>,
     /// What is done wrong on purpose, in a lab build.
     pub lab: Option<LabFault>,
 }
@@ -328,6 +331,13 @@ impl EngineStatus {
     /// The report of a generation.
     pub fn generation_report(&self, number: u64) -> Option<&GenerationReport> {
         self.generations.iter().find(|g| g.number == number)
+    }
+
+    /// What to say about a generation that has no report: it was never there, or is forgotten.
+    pub fn unknown_generation(&self, number: u64) -> GenerationError {
+        let of = |r: Option<&GenerationReport>| r.map_or(0, |r| r.number);
+        let (oldest, newest) = (of(self.generations.first()), of(self.generations.last()));
+        GenerationError::Unknown { number, oldest, newest }
     }
 
     /// Tokens of KV that the pool holds.

@@ -2,7 +2,7 @@
 //! another ladder under running requests.
 
 use crate::{Ladder, SchedConfig, SchedError, Scheduler};
-use lockstep_flow::BucketKey;
+use lockstep_flow::{BucketKey, Micros};
 use lockstep_pool::{RowPlan, StepLease, StepTables};
 
 impl Scheduler {
@@ -37,6 +37,16 @@ impl Scheduler {
         }
         self.pool.abandon(lease).map_err(|(_, e)| e)?;
         self.completed += 1;
+        Ok(())
+    }
+
+    /// Ends what has passed its deadline while no step is planned.
+    ///
+    /// # Errors
+    /// A step is planned or in flight.
+    pub fn expire_held(&mut self, now: Micros) -> Result<(), SchedError> {
+        self.between_steps()?;
+        self.expire(now);
         Ok(())
     }
 

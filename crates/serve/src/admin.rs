@@ -11,9 +11,9 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lockstep_flow::generation::{
-    BucketEvidence, GenerationError, GenerationReport, GenerationState, KnobInForce,
+    BucketEvidence, GenerationError, GenerationReport, GenerationState, KnobInForce, StageMode,
 };
-use lockstep_flow::knobs::{Knob, Value as KnobValue, find};
+use lockstep_flow::knobs::{Kind, Knob, Value as KnobValue, find};
 use lockstep_flow::settings::find_or_nearest;
 use lockstep_flow::{EngineStatus, Micros};
 use serde_json::{Map, Value, json};
@@ -42,15 +42,16 @@ pub async fn one(
     Ok(Json(shown(report, &status, true)))
 }
 
-/// `POST /admin/generations`: `{"knobs": {NAME: VALUE, ..}, "wait": false}`. Answers 202 with the
-/// report of the generation that is being built, or, where it is to wait, 200 with that of the
-/// verified one. A client that goes away changes nothing.
+/// `POST /admin/generations`: `{"knobs": {NAME: VALUE, ..}, "mode": "beside", "wait": false}`.
+/// Answers 202 with the report of the generation that is being built, or, where it is to wait, 200
+/// with that of the verified one, or of the live one where it drains. A client that goes away changes nothing.
 pub async fn stage(State(app): State<Shared>, request: Request) -> Result<Response, ApiError> {
     let mut fields = read(request).await?;
     let wait = fields.flag("wait")?.unwrap_or(false);
+    let mode = stage_mode(fields.string("mode")?)?;
     let changes = changes(fields.object("knobs")?)?;
-    nothing_else(fields, "knobs and wait")?;
-    let number = app.engine.stage(&changes)?;
+    nothing_else(fields, "knobs, mode and wait")?;
+    let number = app.engine.stage(&changes, mode)?;
     let status = if wait { verdict(&app, number).await? } else { app.status() };
     let report = find_report(&status, number)?;
     let code = if wait { StatusCode::OK } else { StatusCode::ACCEPTED };
@@ -111,7 +112,9 @@ async fn verdict(app: &App, number: u64) -> Result<EngineStatus, ApiError> {
             let reason = report.reason.clone().unwrap_or_default();
             return Err(ApiError::Rejected { number, reason });
         }
-        if !report.state.is_on_its_way() {
+        let moving_in =
+            report.mode == StageMode::Drain && report.state == GenerationState::Verified;
+        if !report.state.is_on_its_way() && !moving_in {
             return Ok(status);
         }
         if let lockstep_flow::status::Health::Failed { why } = status.health {
@@ -119,6 +122,15 @@ async fn verdict(app: &App, number: u64) -> Result<EngineStatus, ApiError> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+fn stage_mode(written: Option<String>) -> Result<StageMode, ApiError> {
+    let Some(written) = written else { return Ok(StageMode::default()) };
+    let modes = [StageMode::Beside, StageMode::Drain];
+    modes.into_iter().find(|m| m.as_str() == written).ok_or_else(|| {
+        let shown: String = written.chars().take(40).collect();
+        ApiError::field("mode", format!("is '{shown}'; it takes beside or drain"))
+    })
 }
 
 fn parse(number: &str) -> Result<u64, ApiError> {
@@ -132,9 +144,8 @@ fn parse(number: &str) -> Result<u64, ApiError> {
 }
 
 fn find_report(status: &EngineStatus, number: u64) -> Result<&GenerationReport, ApiError> {
-    let newest = status.generations.last().map_or(0, |r| r.number);
     let found = status.generation_report(number);
-    found.ok_or_else(|| GenerationError::Unknown { number, newest }.into())
+    found.ok_or_else(|| status.unknown_generation(number).into())
 }
 
 /// A body may be left out: there is nothing that these routes must be told.
@@ -158,7 +169,7 @@ fn nothing_else(fields: Fields, takes: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Knobs by name, in the operator's notation or as JSON's own numbers and flags.
+/// Knobs by name: numbers and flags as JSON has them, bytes also as an operator writes them.
 fn changes(knobs: Option<Fields>) -> Result<Vec<(&'static Knob, KnobValue)>, ApiError> {
     let knobs = knobs.map(Fields::into_map).unwrap_or_default();
     let mut changes = Vec::new();
@@ -167,11 +178,14 @@ fn changes(knobs: Option<Fields>) -> Result<Vec<(&'static Knob, KnobValue)>, Api
         let param = format!("knobs.{shown}");
         let knob = find_or_nearest(&shown)
             .map_err(|e| ApiError::field(param.clone(), format!("is unknown: {e}")))?;
-        let written = match &value {
-            Value::Number(n) => n.to_string(),
-            Value::Bool(b) => b.to_string(),
-            Value::String(s) => s.chars().take(200).collect(),
-            other => {
+        // A number in quotes is a mistake elsewhere in the body too.
+        let written = match (&value, knob.kind) {
+            (Value::Number(n), Kind::Count { .. } | Kind::Bytes { .. }) => n.to_string(),
+            (Value::Bool(b), Kind::Flag) => b.to_string(),
+            (Value::String(s), Kind::Bytes { .. } | Kind::Choice(_) | Kind::Text) => {
+                s.chars().take(200).collect()
+            }
+            (other, _) => {
                 let what = format!("is {}; it takes {}", type_name(other), knob.expected());
                 return Err(ApiError::field(param, what));
             }
@@ -200,6 +214,8 @@ pub fn shown(r: &GenerationReport, status: &EngineStatus, evidence: bool) -> Val
         "generation": r.number,
         "object": "generation",
         "state": r.state.as_str(),
+        "mode": r.mode.as_str(),
+        "verified": r.verified_at.is_some(),
         "reason": r.reason,
         "knobs": knobs,
         "changed": changed,
@@ -224,8 +240,10 @@ pub fn shown(r: &GenerationReport, status: &EngineStatus, evidence: bool) -> Val
         "evidence": {
             "buckets": r.buckets.len(),
             "captured_buckets": r.buckets.iter().filter(|b| b.captured).count(),
+            "verified_buckets": r.verified_buckets(),
             "order_proofs": r.order_proofs,
             "proof_pairs": total(|b| b.proof_pairs),
+            "canaries": total(|b| u64::from(b.canaries)),
             "canary_rows": total(|b| u64::from(b.canary_rows)),
             "replays": total(|b| u64::from(b.replays)),
             "eager_steps": total(|b| u64::from(b.eager_steps)),
@@ -260,10 +278,15 @@ fn bucket(b: &BucketEvidence) -> Value {
     json!({
         "bucket": b.key.to_string(),
         "captured": b.captured,
+        "verified": b.is_verified(),
         "arena_bytes": b.arena_bytes,
         "ops": b.ops,
         "proof_pairs": b.proof_pairs,
+        "canaries": b.canaries,
         "canary_rows": b.canary_rows,
+        "canary_rows_max": b.canary_rows_max,
+        "canary_padding_max": b.canary_padding_max,
+        "canary_full": b.canary_rows_max == b.key.tokens,
         "replays": b.replays,
         "eager_steps": b.eager_steps,
         "poisoned_steps": b.poisoned_steps,
@@ -284,12 +307,21 @@ mod tests {
     }
 
     #[test]
-    fn knobs_come_as_json_or_as_an_operator_writes_them() {
-        for value in [json!(96), json!("96")] {
-            let changes = taken(json!({ "decode.graph-max-bs": value })).unwrap();
-            assert_eq!(changes[0].0.name, "decode.graph-max-bs");
-            assert_eq!(changes[0].1, KnobValue::Number(96));
+    fn knobs_come_with_the_types_of_json() {
+        let changes = taken(json!({ "decode.graph-max-bs": 96 })).unwrap();
+        assert_eq!(changes[0].0.name, "decode.graph-max-bs");
+        assert_eq!(changes[0].1, KnobValue::Number(96));
+        for bytes in [json!("2GiB"), json!(2u64 << 30)] {
+            let changes = taken(json!({ "pool.kv-memory": bytes })).unwrap();
+            assert_eq!(changes[0].1, KnobValue::Number(2 << 30));
         }
+        // `"96"` was once a number here.
+        assert_eq!(
+            taken(json!({"decode.graph-max-bs": "96"})).unwrap_err(),
+            "'knobs.decode.graph-max-bs' is a string; it takes a whole number from 1 to 4096"
+        );
+        assert!(taken(json!({"decode.eager": "true"})).is_err());
+        assert!(taken(json!({"decode.eager": 1})).is_err());
         assert_eq!(taken(json!({"decode.eager": true})).unwrap()[0].1, KnobValue::Flag(true));
         assert!(taken(Value::Null).unwrap().is_empty());
     }

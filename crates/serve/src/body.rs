@@ -15,6 +15,8 @@ const BODY_SECONDS: u64 = 60;
 /// reads afterwards sees the answer rather than a reset connection.
 const DISCARD_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
 const DISCARD_SECONDS: u64 = 10;
+/// A client that sends nothing for so long waits for its answer.
+const QUIET: Duration = Duration::from_millis(250);
 
 async fn next(body: &mut Body) -> Option<Result<Bytes, axum::Error>> {
     loop {
@@ -27,11 +29,11 @@ async fn next(body: &mut Body) -> Option<Result<Bytes, axum::Error>> {
     }
 }
 
-/// Reads and drops a body, within bounds.
+/// Reads and drops a body, within bounds, for as long as the client sends it.
 pub async fn discard(body: &mut Body) {
     let mut bytes = 0;
     let all = async {
-        while let Some(Ok(data)) = next(body).await {
+        while let Ok(Some(Ok(data))) = timeout(QUIET, next(body)).await {
             bytes += data.len();
             if bytes > DISCARD_BYTES_MAX {
                 return;

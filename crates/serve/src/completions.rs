@@ -45,9 +45,13 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     let echo = fields.flag("echo")?.unwrap_or(false);
     let top = TOP_LOGPROBS_MAX as u64;
     let scores = fields.count("logprobs", 0, top)?.map(|n| n as u32);
-    let best_of = fields.count("best_of", 1, u64::from(CHOICES_MAX))?.unwrap_or(1) as u32;
+    let best_of = fields.count("best_of", 1, u64::from(CHOICES_MAX))?.map(|n| n as u32);
+    if let Some(best_of) = best_of.filter(|best_of| *best_of < common.n) {
+        let what = format!("is {best_of} and n is {}: it must be at least n", common.n);
+        return Err(ApiError::field("best_of", what));
+    }
+    let best_of = best_of.unwrap_or(common.n);
     let count_field = if best_of > common.n { "best_of" } else { "n" };
-    let best_of = best_of.max(common.n);
     if best_of > common.n && common.stream {
         let what =
             "cannot be larger than n in a stream: which choices are best is known at the end";

@@ -1,7 +1,7 @@
 //! The handle through which HTTP reaches the step loop.
 
 use lockstep_engine::{KnobChange, Submission};
-use lockstep_flow::generation::GenerationError;
+use lockstep_flow::generation::{GenerationError, StageMode};
 use lockstep_flow::{EngineStatus, Micros, Refusal, RequestId, Ticket};
 
 /// A running engine. Every method returns at once except [`Engine::shutdown`], [`Engine::flip`] and
@@ -25,8 +25,9 @@ pub trait Engine: Send + Sync + 'static {
     fn now(&self) -> Micros;
 
     /// Stages a generation with these changes of the live one's knobs; it is built and verified
-    /// beside what serves, as its report in [`Engine::status`] says. Returns its number at once.
-    fn stage(&self, _changes: &[KnobChange]) -> Result<u64, GenerationError> {
+    /// beside what serves, or in its place, as its report in [`Engine::status`] says. Returns its
+    /// number at once.
+    fn stage(&self, _changes: &[KnobChange], _mode: StageMode) -> Result<u64, GenerationError> {
         Err(GenerationError::NotOffered)
     }
 
@@ -73,8 +74,8 @@ impl Engine for lockstep_engine::Handle {
         self.now()
     }
 
-    fn stage(&self, changes: &[KnobChange]) -> Result<u64, GenerationError> {
-        self.stage(changes)
+    fn stage(&self, changes: &[KnobChange], mode: StageMode) -> Result<u64, GenerationError> {
+        self.stage_as(changes, mode)
     }
 
     fn flip(&self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {

@@ -243,6 +243,8 @@ fn generations(page: &mut Page<'_>, s: &EngineStatus) -> fmt::Result {
     page.put("lockstep_generation_state", &GenerationState::ALL.map(row))?;
     let gap = newest.map_or(0.0, |g| g.gap.longest.as_secs_f64());
     page.put("lockstep_generation_gap_seconds", &one(gap))?;
+    let verified = s.generation_report(s.generation).map_or(0, |r| r.verified_buckets());
+    page.put("lockstep_generation_verified_buckets", &one(verified as f64))?;
     for (name, value) in [
         ("lockstep_generations_staged", c.generations_staged),
         ("lockstep_generations_rejected", c.generations_rejected),

@@ -29,6 +29,7 @@ pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
     json!({
         "health": s.health.to_string(),
         "lab": lab(s),
+        "held_for": s.held_for,
         "uptime_s": s.uptime.as_secs_f64(),
         "model": model(s),
         "device": {
@@ -51,7 +52,7 @@ pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
             "arenas": s.arenas.arenas,
             "executables": s.arenas.executables,
         },
-        "buckets": s.buckets.iter().map(|b| bucket(b, s.uptime)).collect::<Vec<Value>>(),
+        "buckets": s.buckets.iter().map(|b| bucket(b, s)).collect::<Vec<Value>>(),
         "eager_steps": eager,
         "step_seconds": {
             "decode": durations(&s.decode_step_times),
@@ -102,7 +103,9 @@ fn pool(p: &SubPoolUse) -> Value {
     })
 }
 
-fn bucket(b: &BucketUse, now: Micros) -> Value {
+fn bucket(b: &BucketUse, s: &EngineStatus) -> Value {
+    let shown = s.generation_report(s.generation).map_or(&[][..], |r| &r.buckets);
+    let verified = shown.iter().any(|e| e.key == b.key && e.is_verified());
     json!({
         "bucket": b.key.to_string(),
         "tokens": b.key.tokens,
@@ -110,13 +113,14 @@ fn bucket(b: &BucketUse, now: Micros) -> Value {
         "logit_rows": b.key.logit_rows,
         "decode": b.key.is_decode(),
         "mode": b.mode.as_str(),
+        "verified": verified,
         "replays": b.replays,
         "eager_steps": b.eager_steps,
         "live_rows": b.live_rows,
         "padded_rows": b.padded_rows,
         "audits": b.audit.audits,
         "audit_mismatches": b.audit.mismatches,
-        "audit_age_s": b.audit.age(now).map(Micros::as_secs_f64),
+        "audit_age_s": b.audit.age(s.uptime).map(Micros::as_secs_f64),
     })
 }
 

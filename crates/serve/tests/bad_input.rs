@@ -135,6 +135,7 @@ fn wrong_fields_are_400_and_named() {
         ("logprobs", bad.1, json!({"prompt": "x", "logprobs": 21})),
         ("echo", bad.1, json!({"prompt": "x", "echo": "yes"})),
         ("best_of", bad.1, json!({"prompt": "x", "best_of": 0})),
+        ("best_of", bad.1, json!({"prompt": "x", "n": 3, "best_of": 2})),
         ("max_tokens", bad.1, json!({"prompt": "x", "max_tokens": 0})),
     ] {
         refused(&server, TEXT, body.to_string().as_bytes(), (400, code, Some(field)));
@@ -300,6 +301,18 @@ fn codings_and_expectations_that_are_not_met_are_refused() {
     let mut client = server.client();
     client.send("POST", CHAT, &[("Content-Encoding", "identity")], body);
     assert_eq!(client.answer().status, 200);
+    still_serves(&server);
+}
+
+/// A client that announced too much and then waited for the answer once had it after ten seconds.
+#[test]
+fn a_body_announced_too_large_is_refused_before_it_is_sent() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.stream.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    client.send("POST", CHAT, &[("Content-Length", "1000000000000")], b"");
+    let (status, code, _) = client.answer().error();
+    assert_eq!((status, code.as_str()), (413, "body_too_large"));
     still_serves(&server);
 }
 

@@ -33,6 +33,14 @@ fn short(l: &LayerResult) -> String {
     format!("{} {}/{}", l.layer, l.detected, l.runs)
 }
 
+/// Why some cells of the table are empty or zero.
+const NATURE: &str = "
+## What a layer cannot see by its nature
+
+- The prover judges what a plan says. `undeclared-workspace` is a kernel that writes what its plan does not say, and a proof of that plan holds. Explorer and threads run the kernel and see it where the bytes it takes are somebody's at that moment. In the engine of these drills they are nobody's whom a client sees: its plans are chains that were spread over lanes, and what lies beside the kernel's scratch is what was added to spread them.
+- Explorer and threads run every op as a whole, once its lane has come to it. `programmatic-launch-edge` is an op whose read comes before its own wait, which is no order of whole ops; and the CPU device launches one op after the other, so a running engine has no such edge either. The prover alone sees it, and nothing runs that it refuses.
+";
+
 /// The page `docs/drills.md`.
 pub fn markdown(all: &[Measured], command: &str) -> String {
     let (runs, seed) = all.first().map_or((0, 0), |m| (m.runs, m.seed));
@@ -89,6 +97,7 @@ pub fn markdown(all: &[Measured], command: &str) -> String {
             cell(m.steps_at_default_rate.map(|s| format!("{s} steps"))),
         );
     }
+    out.push_str(NATURE);
     out.push_str("\n## What no layer of a server sees in a running engine\n\n");
     for m in all.iter().filter(|m| m.drill.beyond.is_some()) {
         let _ = writeln!(out, "- `{}`: {}.", m.drill.name, m.drill.beyond.unwrap_or_default());

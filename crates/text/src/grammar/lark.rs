@@ -110,7 +110,16 @@ fn dsml_calls(tokenizer: &Tokenizer, tools: &[&ToolSpec], parallel: bool, free: 
         let properties = schema["properties"].as_object().into_iter().flatten();
         for (j, (name, value)) in properties.enumerate() {
             let rule = format!("p_{i}_{j}");
-            let _ = writeln!(out, "{rule}: {}", dsml_parameter(schema, name, value));
+            let value = resolved(schema, value);
+            let text = match dsml_text(value) {
+                None => "text".to_owned(),
+                Some(bound) => {
+                    let close = quote(dsml::PARAMETER_END);
+                    let _ = writeln!(out, "text_{i}_{j}[suffix={close}]: {bound}");
+                    format!("text_{i}_{j}")
+                }
+            };
+            let _ = writeln!(out, "{rule}: {}", dsml_parameter(schema, name, value, &text));
             let optional = if required(name) { "" } else { "?" };
             parts.push(format!("{rule}{optional}"));
         }
@@ -135,9 +144,9 @@ fn dsml_calls(tokenizer: &Tokenizer, tools: &[&ToolSpec], parallel: bool, free: 
 
 /// One parameter: raw text where its schema says string, a literal where it says anything else,
 /// either where it says nothing.
-fn dsml_parameter(root: &Value, name: &str, schema: &Value) -> String {
+fn dsml_parameter(root: &Value, name: &str, schema: &Value, text: &str) -> String {
     let head = |kind: &str| quote(&format!("{}{name}{kind}", dsml::PARAMETER));
-    let text = format!("{} text \"\\n\"", head(dsml::STRING));
+    let text = format!("{} {text} \"\\n\"", head(dsml::STRING));
     let mut schema = schema.clone();
     for definitions in ["$defs", "definitions"] {
         if let (Value::Object(fields), Some(all)) = (&mut schema, root.get(definitions)) {
@@ -151,6 +160,60 @@ fn dsml_parameter(root: &Value, name: &str, schema: &Value) -> String {
         Value::String(_) => literal,
         _ => format!("{text} | {literal}"),
     }
+}
+
+/// References that are followed from one definition to the next, at most.
+const REFERENCES_MAX: usize = 16;
+
+/// The schema that a reference inside the tool's own schema stands for.
+fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    let mut at = schema;
+    for _ in 0..REFERENCES_MAX {
+        let Some(path) = at["$ref"].as_str().and_then(|r| r.strip_prefix('#')) else { break };
+        let Some(next) = root.pointer(path) else { break };
+        at = next;
+    }
+    at
+}
+
+/// What a parameter's raw text is bound to: one of several, so many characters, a pattern. `None`
+/// where any text will do.
+fn dsml_text(schema: &Value) -> Option<String> {
+    let mut bounds = Vec::new();
+    let values = schema["enum"].as_array().map(Vec::as_slice);
+    let values = values.or(schema.get("const").map(std::slice::from_ref));
+    if let Some(values) = values {
+        let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(quote).collect();
+        // A value that is no text is the literal's to be.
+        let none = || "/[^\\s\\S]/".to_owned();
+        bounds.push(if texts.is_empty() { none() } else { format!("({})", texts.join(" | ")) });
+    }
+    let length = |name| schema[name].as_u64();
+    if let (min, Some(max)) = (length("minLength").unwrap_or(0), length("maxLength")) {
+        bounds.push(format!("/(?s:.{{{min},{max}}})/"));
+    } else if let Some(min) = length("minLength") {
+        bounds.push(format!("/(?s:.{{{min},}})/"));
+    }
+    if let Some(pattern) = schema["pattern"].as_str() {
+        bounds.push(anywhere(pattern));
+    }
+    (!bounds.is_empty()).then(|| bounds.join(" & "))
+}
+
+/// A pattern of a schema, which may match anywhere in a text, as one of the whole text.
+fn anywhere(pattern: &str) -> String {
+    let (from_start, inner) = match pattern.strip_prefix('^') {
+        Some(inner) => (true, inner),
+        None => (false, pattern),
+    };
+    let escaped = inner.ends_with("\\$");
+    let (to_end, inner) = match inner.strip_suffix('$').filter(|_| !escaped) {
+        Some(inner) => (true, inner),
+        None => (false, inner),
+    };
+    let any = |bound: bool| if bound { "" } else { "(?s:.*)" };
+    let inner = inner.replace('/', "\\/").replace('\n', "\\n");
+    format!("/{}(?:{inner}){}/", any(from_start), any(to_end))
 }
 
 /// Text in which every `open` begins a call; `body` and `close` are what follows it.

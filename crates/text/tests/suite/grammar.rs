@@ -220,6 +220,48 @@ fn forced_calls_are_calls() {
     assert!(names.len() >= 6, "{names:?}");
 }
 
+/// Limits of a string parameter were once dropped where it is written as raw text.
+#[test]
+fn raw_text_parameters_keep_to_their_schema() {
+    let tools = Tools::parse(&json!([
+        {"type": "function", "function": {"name": "note", "parameters": {
+            "type": "object",
+            "properties": {
+                "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]+$", "maxLength": 6},
+                "unit": {"$ref": "#/$defs/unit"},
+                "word": {"type": "string", "minLength": 2},
+            },
+            "required": ["code", "unit", "word"],
+            "$defs": {"unit": {"type": "string", "enum": ["km", "mile"]}},
+        }}},
+    ]))
+    .unwrap();
+    let choice = ToolChoice::Required;
+    let spec = GrammarSpec::Tools { tools, choice, format: ToolFormat::Dsml, parallel: false };
+    let call = |code: &str, unit: &str, word: &str| {
+        let d = "\u{ff5c}DSML\u{ff5c}";
+        let parameter = |name: &str, text: &str| {
+            format!("<{d}parameter name=\"{name}\" string=\"true\">{text}</{d}parameter>\n")
+        };
+        format!(
+            "\n\n<{d}tool_calls>\n<{d}invoke name=\"note\">\n{}{}{}</{d}invoke>\n</{d}tool_calls>",
+            parameter("code", code),
+            parameter("unit", unit),
+            parameter("word", word),
+        )
+    };
+    let takes = |text: &str| feed(&mut *grammar(&spec), text).is_ok();
+    assert!(takes(&call("AB/12", "km", "ab")) && takes(&call("AB/123", "mile", "a \n<b>")));
+    for bad in [
+        call("AB/1234", "km", "ab"),
+        call("Ab/1", "km", "ab"),
+        call("AB/12", "kms", "ab"),
+        call("AB/12", "km", "a"),
+    ] {
+        assert!(!takes(&bad), "{bad}");
+    }
+}
+
 #[test]
 fn parallel_calls_where_the_format_has_them() {
     let call = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>";

@@ -1,0 +1,134 @@
+//! Drain, swap, verify: another generation takes the live one's place where memory does not hold
+//! both, while requests wait, and the old one is built again where that fails.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use common::fault::FaultDevice;
+use common::models::tiny;
+use common::outcome::{Outcome, Rows, assert_same};
+use common::stage::{arenas, graph_max_bs, report, rig, settled, wait};
+use common::{Probe, Recorder};
+use lockstep_device::{CpuDevice, Device};
+use lockstep_engine::Handle;
+use lockstep_flow::EngineStatus;
+use lockstep_flow::generation::StageMode;
+use lockstep_flow::{GenerationState as State, Micros, RequestId, SamplingParams, Seed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+fn probes(n: u32, max_tokens: u32) -> Vec<Probe> {
+    let one = |i: u32| {
+        let params = SamplingParams {
+            temperature: if i.is_multiple_of(3) { 0.0 } else { 0.9 },
+            logprobs: Some(1),
+            seed: Seed(u64::from(i)),
+            max_tokens,
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        Probe::new((0..1 + i % 40).map(|t| 3 + (t * 7 + i) % 250), params)
+    };
+    (0..n).map(one).collect()
+}
+
+fn submit(handle: &Handle, probes: &[Probe]) -> Vec<Recorder> {
+    let one = |(i, probe): (usize, &Probe)| {
+        let sink = Recorder::default();
+        handle.submit(probe.request(i as u64), Box::new(sink.clone())).unwrap();
+        sink
+    };
+    probes.iter().enumerate().map(one).collect()
+}
+
+fn outcomes(sinks: &[Recorder]) -> Vec<Outcome> {
+    let mut rows = Rows::default();
+    let one = |(i, s): (usize, &Recorder)| {
+        Outcome::of(&s.0.lock().unwrap(), rows.take(RequestId(i as u64)).0)
+    };
+    sinks.iter().enumerate().map(one).collect()
+}
+
+fn over(handle: &Handle, number: u64) -> State {
+    let settled = |s: State| matches!(s, State::Live | State::Rejected);
+    let status = wait(handle, "the swap's end", |s| settled(report(s, number).state));
+    report(&status, number).state
+}
+
+/// Two generations do not fit: beside is refused with the numbers and the mode that works, and in
+/// that mode the new one takes the old one's place under running requests.
+#[test]
+fn a_generation_takes_the_live_ones_place_where_both_do_not_fit() {
+    let rig = rig().with(|k| k.staging_bytes = 1 << 20);
+    let handle = rig.started(&tiny("qwen3"), Box::new(CpuDevice::new(2, "auto").unwrap()));
+    let number = handle.stage(&graph_max_bs(96)).unwrap();
+    let refused = settled(&handle, number);
+    assert_eq!(refused.state, State::Rejected);
+    let why = refused.reason.unwrap();
+    for words in ["beside the live generation's", "1048576", "\"mode\": \"drain\""] {
+        assert!(why.contains(words), "no {words} in {why}");
+    }
+    let before = arenas(&handle);
+    let probes = probes(24, 900);
+    let sinks = submit(&handle, &probes[..20]);
+    wait(&handle, "steps", |s| s.counters.decode_steps > 20);
+    let number = handle.stage_as(&graph_max_bs(96), StageMode::Drain).unwrap();
+    // In the pause or after it: these are taken, and run in the new one.
+    let began = |s: &EngineStatus| s.held_for.is_some() || report(s, number).state == State::Live;
+    wait(&handle, "the swap", began);
+    let late = submit_from(&handle, &probes, 20);
+    assert_eq!(over(&handle, number), State::Live);
+    let status = wait(&handle, "the end", |s| s.counters.finished == 24);
+    let (old, new) = (report(&status, 1), report(&status, number));
+    assert_eq!((old.state, new.mode), (State::Retired, StageMode::Drain));
+    assert!(new.buckets.iter().all(|b| b.is_verified()), "{:#?}", new.buckets);
+    assert!(new.gap.longest > Micros(0) && status.held_for.is_none(), "{:?}", new.gap);
+    assert!(new.steps > 0 && status.captured_decode_sizes().last() == Some(&96));
+    assert_eq!(arenas(&handle).1, before.1, "one generation's arenas, as before");
+    handle.shutdown();
+    let sinks: Vec<Recorder> = sinks.into_iter().chain(late).collect();
+    let mut engine =
+        rig.engine_on(&tiny("qwen3"), Box::new(CpuDevice::new(2, "auto").unwrap()), false);
+    assert_same(&engine.together(&probes, &[]), &outcomes(&sinks), "with a generation exchanged");
+}
+
+fn submit_from(handle: &Handle, probes: &[Probe], from: usize) -> Vec<Recorder> {
+    let one = |(i, probe): (usize, &Probe)| {
+        let sink = Recorder::default();
+        handle.submit(probe.request(i as u64), Box::new(sink.clone())).unwrap();
+        sink
+    };
+    probes.iter().enumerate().skip(from).map(one).collect()
+}
+
+/// A new generation that fails its canary steps gives the place back, and what waited goes on.
+#[test]
+fn a_generation_that_fails_in_the_live_ones_place_gives_it_back() {
+    let steps = Arc::new(AtomicU64::new(u64::MAX));
+    let device = {
+        let steps = steps.clone();
+        FaultDevice::new(Box::new(move |_, device| {
+            // Armed below; then the third step is the first bucket's last canary step.
+            if steps.fetch_add(1, Ordering::Relaxed) == 2 {
+                for page in 1..=80 {
+                    let (at, mut byte) = (page * 2 * 32 * 4 * 32 + 2 * 32 * 4 * 32 - 1, [0]);
+                    device.read_state("layers.0.k_pages", at, &mut byte).unwrap();
+                    device.write_state("layers.0.k_pages", at, &[byte[0] ^ 1]).unwrap();
+                }
+            }
+        }))
+    };
+    let handle = rig().started(&tiny("qwen3"), Box::new(device));
+    let before = arenas(&handle);
+    steps.store(0, Ordering::Relaxed);
+    let number = handle.stage_as(&graph_max_bs(96), StageMode::Drain).unwrap();
+    assert_eq!(over(&handle, number), State::Rejected);
+    let status = handle.status();
+    let why = report(&status, number).reason.clone().unwrap();
+    assert!(why.contains("of a canary step") && why.contains("generation 1 serves again"), "{why}");
+    assert_eq!((status.generation, status.held_for, arenas(&handle)), (1, None, before));
+    let sinks = submit(&handle, &probes(6, 40));
+    wait(&handle, "the end", |s| s.counters.finished == 6);
+    assert!(sinks.iter().all(Recorder::ended));
+    handle.shutdown();
+}
