@@ -215,6 +215,12 @@ impl OutputArgs {
         self.is_json_on_stdout() || self.csv.as_deref() == Some(Path::new("-"))
     }
 
+    /// Finds out before anything is measured whether the files can be written.
+    fn check(&self) -> Result<(), String> {
+        let files = [&self.json, &self.csv, &self.html].into_iter().flatten();
+        files.filter(|path| path.as_path() != Path::new("-")).try_for_each(|path| can_write(path))
+    }
+
     /// Writes everything that was asked for. `pairs` are comparisons.
     fn write(&self, points: &[Point], pairs: &[([Point; 2], Compared)]) -> Result<(), String> {
         let mut lines: Vec<String> = points.iter().map(|p| bench::line(p).to_string()).collect();
@@ -237,6 +243,18 @@ impl OutputArgs {
         }
         Ok(())
     }
+}
+
+/// Whether a file can be written. Changes none, and leaves none behind.
+pub fn can_write(path: &Path) -> Result<(), String> {
+    let is_there = path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|e| format!("{} cannot be written: {e}", path.display()))?;
+    if !is_there {
+        // What stays behind where that fails is empty.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
 }
 
 fn write(to: Option<&Path>, text: impl FnOnce() -> String) -> Result<(), String> {
@@ -293,6 +311,7 @@ fn settings(args: &BenchArgs, context_tokens: Option<u32>) -> Settings {
 }
 
 fn measure(args: &BenchArgs) -> Result<u8, String> {
+    args.output_to.check()?;
     raise_file_limit();
     // One thread: waking another one for each chunk would cost more than reading it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -304,7 +323,16 @@ fn measure(args: &BenchArgs) -> Result<u8, String> {
     let (points, pairs) = result?;
     if points.iter().all(|p| p.totals.completed == 0) {
         let why = points.iter().flat_map(bench::notes).collect::<Vec<_>>().join("\n");
+        if progress.is_stopped() {
+            return Err(format!("ended before a request was answered in full\n{why}"));
+        }
         return Err(format!("not one request was answered in full\n{why}"));
+    }
+    if progress.is_stopped() {
+        eprintln!(
+            "lockstep: ended early: what follows is of the runs that were whole, and of a load's \
+             first run where none was"
+        );
     }
     args.output_to.write(&points, &pairs)?;
     let is_narrow = if args.compare.is_some() {
@@ -325,7 +353,7 @@ async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, 
             ended.stop();
         }
     });
-    let first = server(args, &args.url).await?;
+    let first = server(args, &args.url, progress).await?;
     let (mut points, mut pairs) = (Vec::new(), Vec::new());
     match &args.compare {
         None => {
@@ -333,7 +361,7 @@ async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, 
             bench::sweep(&first, &settings, progress, |p| points.push(p)).await;
         }
         Some(url) => {
-            let second = server(args, url).await?;
+            let second = server(args, url, progress).await?;
             let context = [first.context_tokens, second.context_tokens].into_iter().flatten().min();
             let settings = settings(args, context);
             bench::compare([&first, &second], &settings, progress, |both, ratios| {
@@ -346,7 +374,7 @@ async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, 
     Ok((points, pairs))
 }
 
-async fn server(args: &BenchArgs, url: &str) -> Result<Server, String> {
+async fn server(args: &BenchArgs, url: &str, progress: &Progress) -> Result<Server, String> {
     let target = Target::parse(url).map_err(|e| e.to_string())?;
     let target = target
         .with_api_key(args.api_key.as_deref())
@@ -354,6 +382,8 @@ async fn server(args: &BenchArgs, url: &str) -> Result<Server, String> {
         .with_model(args.model.as_deref())
         .with_timeouts(Timeouts {
             total: Duration::from_secs(args.timeout),
+            // A request may wait in the server's queue for as long.
+            idle: Duration::from_secs(args.timeout),
             ..Timeouts::default()
         });
     let call = match (args.dataset, args.endpoint) {
@@ -362,7 +392,10 @@ async fn server(args: &BenchArgs, url: &str) -> Result<Server, String> {
         (_, Some(Endpoint::Completions)) => Some(Call::Completions),
         (_, None) => None,
     };
-    Server::probe(Client::new(target), call).await.map_err(|e| e.to_string())
+    tokio::select! {
+        server = Server::probe(Client::new(target), call) => server.map_err(|e| e.to_string()),
+        () = progress.stopped() => Err("ended before the server had answered".to_owned()),
+    }
 }
 
 /// A thousand streams are a thousand files; the usual limit is 1,024.

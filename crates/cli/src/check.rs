@@ -166,6 +166,9 @@ pub const CANNOT: u8 = 3;
 fn checked(args: &CheckArgs) -> Result<Conclusion, Failure> {
     let options = options(args)?;
     let client = client(args)?;
+    for path in [&args.save, &args.html].into_iter().flatten() {
+        crate::bench::can_write(path).map_err(cannot)?;
+    }
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|e| cannot(format!("no threads for the client: {e}")))?;
     let bar = bar(args.json);
@@ -235,6 +238,9 @@ fn options(args: &CheckArgs) -> Result<Options, Failure> {
     options.time_limit = Duration::from_secs(args.time_limit);
     options.decode_log = args.decode_log.clone();
     options.isolate = args.isolate;
+    if let Some(url) = &args.other_url {
+        Target::parse(url).map_err(cannot)?;
+    }
     options.other_url = args.other_url.clone();
     options.admin_key = args.admin_key.clone();
     options.validate().map_err(cannot)?;

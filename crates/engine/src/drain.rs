@@ -19,7 +19,7 @@ use std::sync::mpsc::{self, Sender};
 /// Steps are held for a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
-    number: u64,
+    pub(crate) number: u64,
     since: Micros,
 }
 

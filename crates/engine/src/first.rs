@@ -102,8 +102,10 @@ impl Core {
         }
     }
 
-    /// A set of rows found no page: the bucket comes last.
+    /// A set of rows found no page: the bucket comes last, and what the canaries have goes back,
+    /// since a request may be waiting for just that.
     pub fn own_canary_waits(&mut self, job: Job) {
+        self.release_canaries();
         self.first.left.insert(0, job.bucket);
         self.first.later = LATER;
     }

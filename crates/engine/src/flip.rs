@@ -152,6 +152,7 @@ impl Core {
     /// Flips to a verified generation, or to the draining one: back, which opens a watch window
     /// only where one is asked for, or forward again, which is watched like the first time.
     pub fn flip(&mut self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {
+        self.refuse_while_held("flipped to")?;
         let is = |g: &Option<Box<Generation>>| g.as_ref().is_some_and(|g| g.number() == number);
         if is(&self.draining) {
             let forward = number > self.generation.number();
@@ -244,6 +245,7 @@ impl Core {
 
     /// Retires the draining generation, or a verified one that has not served.
     pub fn retire(&mut self, number: u64) -> Result<Remains, GenerationError> {
+        self.refuse_while_held("retired")?;
         let is = |g: &Option<Box<Generation>>| g.as_ref().is_some_and(|g| g.number() == number);
         let now = self.clock.now();
         let retired = if is(&self.draining) {
@@ -262,6 +264,19 @@ impl Core {
         self.moved(number, GenerationState::Retired);
         self.counters.retired += 1;
         Ok(remains)
+    }
+
+    /// While steps are held for a generation, it alone moves: the live one's arenas are gone.
+    fn refuse_while_held(&self, asked: &'static str) -> Result<(), GenerationError> {
+        let Some(number) = self.held.as_ref().map(|held| held.number) else { return Ok(()) };
+        let status = self.shared.status();
+        let report = status.generation_report(number);
+        Err(GenerationError::State {
+            number,
+            state: report.map_or(GenerationState::Planned, |r| r.state),
+            asked,
+            would_work: "steps are held for it, and it is live by itself or rejected in a moment",
+        })
     }
 
     /// Why a generation cannot be flipped to or retired now.

@@ -77,7 +77,18 @@ fn a_generation_takes_the_live_ones_place_where_both_do_not_fit() {
     let began = |s: &EngineStatus| s.held_for.is_some() || report(s, number).state == State::Live;
     wait(&handle, "the swap", began);
     let late = submit_from(&handle, &probes, 20);
-    assert_eq!(over(&handle, number), State::Live);
+    // Moves that are asked for meanwhile once took the live generation away.
+    std::thread::scope(|s| {
+        let is_over =
+            || matches!(report(&handle.status(), number).state, State::Live | State::Rejected);
+        s.spawn(|| {
+            while !is_over() {
+                assert!(handle.flip(number, None).is_err() && handle.retire(1).is_err());
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(over(&handle, number), State::Live);
+    });
     let status = wait(&handle, "the end", |s| s.counters.finished == 24);
     let (old, new) = (report(&status, 1), report(&status, number));
     assert_eq!((old.state, new.mode), (State::Retired, StageMode::Drain));

@@ -299,7 +299,7 @@ pub const KNOBS: &[Knob] = &[
         "generations.verify-first",
         "verify-first",
         Flag,
-        "true",
+        "false",
         Process,
         "Verify the buckets of the first generation while it serves: canary steps between others."
     ),

@@ -103,7 +103,8 @@ fn the_published_page_lists_these_drills_and_layers() {
         for (layer, cell) in Layer::ALL.iter().zip(&row[1..]) {
             let asked = m.layers.iter().any(|l| l.layer == *layer);
             assert_eq!(asked, !cell.is_empty(), "{} {layer}: {remedy}", m.drill.name);
-            if m.caught_by().contains(layer) {
+            // Which order real threads get into is the machine's business, not the seed's.
+            if m.caught_by().contains(layer) && *layer != Layer::Threads {
                 assert!(cell.starts_with("**"), "{} {layer}: {remedy}", m.drill.name);
             }
         }

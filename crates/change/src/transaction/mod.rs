@@ -102,7 +102,12 @@ pub(crate) fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), 
 /// True where a server is on this machine.
 pub fn is_here(url: &str) -> bool {
     let rest = url.strip_prefix("http://").unwrap_or(url);
-    ["127.", "localhost", "[::1]"].iter().any(|h| rest.starts_with(h))
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = match authority.strip_prefix('[') {
+        Some(inner) => inner.split(']').next().unwrap_or_default(),
+        None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
+    };
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Bytes of memory that are free on this machine, where the server is on it.

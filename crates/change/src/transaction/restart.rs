@@ -1,8 +1,8 @@
 //! Servers that read their settings at their start: what starts them is edited, and they are
 //! restarted. The edited file lies in the record until the moment of the restart.
 
-use super::Ground;
 use super::lever::{Lever, Step};
+use super::{Ground, is_here};
 use crate::backup::{self, digest};
 use crate::edit::{self, EditError, Syntax, Wanted, diff::unified};
 use crate::fault::ChangeError;
@@ -218,7 +218,8 @@ fn restart(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
         run("systemctl", &["daemon-reload".as_ref()])?;
         run("systemctl", &["restart".as_ref(), unit.as_ref()])?;
     } else {
-        if let Some(port) = port_of(&g.target.url)
+        // Only a server of this machine: the port may be somebody else's here.
+        if let Some(port) = port_of(&g.target.url).filter(|_| is_here(&g.target.url))
             && let Some(server) = process::listener(port)
         {
             server.end(false, END_PATIENCE)?;

@@ -183,7 +183,9 @@ fn spread(points: &[Point], has_urls: bool) -> Vec<Plot> {
 fn over_time(points: &[Point]) -> Vec<Plot> {
     let line = |name: String, values: &[u64]| {
         let at = |(i, v): (usize, &u64)| (i as f64 + 0.5, *v as f64, 0.0);
-        Series { name, points: values.iter().enumerate().map(at).collect(), has_dots: false }
+        // A line of one point is not seen.
+        let has_dots = values.len() < 2;
+        Series { name, points: values.iter().enumerate().map(at).collect(), has_dots }
     };
     let plot = |p: &Point| {
         let e = p.extra.as_ref()?;

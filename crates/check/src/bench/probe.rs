@@ -39,6 +39,9 @@ pub enum ProbeError {
 impl fmt::Display for ProbeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            ProbeError::Model { url, outcome: outcome @ Outcome::Connect { .. } } => {
+                write!(f, "{url} cannot be asked for its models at /v1/models: {outcome}")
+            }
             ProbeError::Model { url, outcome } => {
                 write!(f, "{url} names no model at /v1/models ({outcome}); name one with --model")
             }

@@ -79,7 +79,7 @@ impl Progress {
     }
 
     /// Returns once it was asked to.
-    pub(super) async fn stopped(&self) {
+    pub async fn stopped(&self) {
         let mut stop = self.shared.stop.subscribe();
         // The sender lives as long as `self`.
         let _ = stop.wait_for(|s| *s).await;

@@ -5,6 +5,7 @@ use super::point::{Point, Slo, throughput};
 use super::probe::Server;
 use super::progress::Progress;
 use super::run::{Arrivals, Run, run};
+use super::sample::Class;
 use super::stats::{Interval, Ratio};
 use super::workload::Workload;
 use serde::{Deserialize, Serialize};
@@ -115,7 +116,9 @@ impl<'a> Load<'a> {
         self.progress.begin(what, plan.iter().flatten().count() as u64);
         let seed = self.settings.seed;
         let done = run(self.server, &plan, self.arrivals, seed, self.progress).await;
-        if !done.is_partial {
+        // Of a load that was ended in its first run, what was answered is better than nothing.
+        let is_all = self.runs.is_empty() && done.samples.iter().any(|s| s.class == Class::Done);
+        if !done.is_partial || is_all {
             self.runs.push(done);
         }
     }
@@ -146,6 +149,9 @@ pub async fn sweep(
     mut take: impl FnMut(Point),
 ) {
     for &arrivals in &settings.loads {
+        if progress.is_stopped() {
+            break;
+        }
         let mut load = Load::new(server, settings, arrivals, progress);
         load.warm_up().await;
         for done in 1..=settings.repeats_max {
@@ -173,6 +179,9 @@ pub async fn compare(
     mut take: impl FnMut([Point; 2], Compared),
 ) {
     for &arrivals in &settings.loads {
+        if progress.is_stopped() {
+            break;
+        }
         let mut loads = servers.map(|s| Load::new(s, settings, arrivals, progress));
         for load in &mut loads {
             load.warm_up().await;

@@ -6,6 +6,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -22,6 +23,8 @@ const HEADERS_MAX: usize = 128;
 pub(crate) struct Connection {
     sender: SendRequest<Full<Bytes>>,
     driver: AbortHandle,
+    /// It has brought an answer before, so that the server may have closed it since.
+    is_used: bool,
 }
 
 impl Drop for Connection {
@@ -52,7 +55,12 @@ impl Connection {
             // What goes wrong here is told to whoever waits for the answer.
             let _ = connection.await;
         });
-        Ok(Connection { sender, driver: driver.abort_handle() })
+        Ok(Connection { sender, driver: driver.abort_handle(), is_used: false })
+    }
+
+    /// Whether it has brought an answer before.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used
     }
 
     /// Sends a request; the head of the answer comes back.
@@ -71,6 +79,8 @@ impl Connection {
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<Vec<(Connection, Instant)>>,
+    /// The server closes connections after an answer without saying so: llama.cpp after a stream.
+    is_closing: AtomicBool,
 }
 
 impl Pool {
@@ -96,10 +106,17 @@ impl Pool {
     }
 
     /// Keeps a connection whose answer was read to its end.
-    pub(crate) fn give(&self, connection: Connection) {
-        if !connection.sender.is_closed() {
+    pub(crate) fn give(&self, mut connection: Connection) {
+        if !self.is_closing.load(Relaxed) && !connection.sender.is_closed() {
+            connection.is_used = true;
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             idle.push((connection, Instant::now()));
         }
+    }
+
+    /// Keeps no connection from now on.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Relaxed);
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -190,10 +190,18 @@ impl Client {
                 .map_err(|_| Outcome::Timeout { phase: Phase::Connect })?
                 .map_err(|why| Outcome::Connect { why })?;
             on_sent();
+            let spare = connection.is_used().then(|| request.clone());
             match timeout(limits.idle, connection.send(request)).await {
                 Ok(Ok(response)) => return Ok((connection, response)),
                 Ok(Err(SendError::Unsent(back))) => request = *back,
-                Ok(Err(SendError::Sent(e))) => return Err(http_fault(&e)),
+                Ok(Err(SendError::Sent(e))) => match spare {
+                    // Closed since its last answer, before a byte of this one: as good as unsent.
+                    Some(spare) if is_closed(&e) => {
+                        self.pool.close();
+                        request = spare;
+                    }
+                    _ => return Err(http_fault(&e)),
+                },
                 Err(_) => return Err(Outcome::Timeout { phase: Phase::FirstByte }),
             }
         }
@@ -262,6 +270,15 @@ async fn collect(body: Incoming, bytes_max: usize) -> Result<Vec<u8>, Outcome> {
         Outcome::Cut { why: e.to_string() }
     })?;
     Ok(whole.to_bytes().into())
+}
+
+/// Whether a connection ended before a byte of the answer came.
+fn is_closed(e: &hyper::Error) -> bool {
+    let io = std::error::Error::source(e).and_then(|s| s.downcast_ref::<std::io::Error>());
+    let is_reset = io.is_some_and(|e| {
+        matches!(e.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
+    });
+    e.is_incomplete_message() || is_reset
 }
 
 /// What an error of HTTP means for the exchange.

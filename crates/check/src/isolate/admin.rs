@@ -41,6 +41,8 @@ impl Admin {
 
     /// Makes the change live.
     pub async fn enter(&self, knob: &str, value: &str) -> Result<Flipped, String> {
+        // The routes take numbers and flags as JSON, and refuse them as strings.
+        let value: Value = serde_json::from_str(value).map_err(|e| e.to_string())?;
         let list = self.client.get("/admin/generations").await.map_err(|e| e.to_string())?;
         let live = list.json().unwrap_or(Value::Null);
         let old = live["live"].as_u64().filter(|_| list.status == 200);

@@ -41,7 +41,8 @@ pub fn html(f: &Finding) -> String {
         slices(&f.by_order()),
     );
     section("Right answers by requests in flight", "", slices(&f.by_in_flight()));
-    section("Steps by batch size", &format!("Known: {}.", f.coverage.source.name()), coverage(f));
+    let known = format!("Known: {}. Heights are logarithms.", f.coverage.source.name());
+    section("Steps by batch size", &known, coverage(f));
     evidence(&mut page, f);
     page.push_str("</html>\n");
     page

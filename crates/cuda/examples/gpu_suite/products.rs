@@ -69,7 +69,13 @@ impl Product {
         let cols = if self.gated { self.n[0] } else { self.n.iter().sum() };
         let bytes = if self.gated { 2 } else { 4 };
         let elem = if self.gated { Elem::QuantRows } else { Elem::F32 };
-        let out = b.rows("out", BufferKind::Output { fetched: true }, Axis::T, u64::from(cols) * bytes, elem);
+        let out = b.rows(
+            "out",
+            BufferKind::Output { fetched: true },
+            Axis::T,
+            u64::from(cols) * bytes,
+            elem,
+        );
         for layer in 0..layers {
             let mut out_col = 0;
             let mut parts = Vec::new();
