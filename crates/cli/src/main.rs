@@ -78,7 +78,7 @@ fn misused(e: &clap::Error) -> ExitCode {
     if std::env::args_os().any(|arg| arg == "--json") {
         let words = e.render().to_string();
         let message = words.trim_start_matches("error: ").trim_end();
-        out::line(json!({"error": {"exit": exit, "message": message}}));
+        out::line(json!({"error": {"code": "usage", "exit": exit, "message": message}}));
     }
     let _ = e.print();
     ExitCode::from(exit)

@@ -85,7 +85,7 @@ fn a_bucket_that_fails_leaves_service_and_comes_back_in_a_new_generation() {
     let e = engine(&server);
     assert_eq!(bucket(&e)["mode"], "captured");
     assert!(bucket(&e)["replays"].as_u64().unwrap() >= 63, "{}", bucket(&e));
-    let twin = e["audit"]["parts"].as_array().unwrap().iter().find(|p| p["name"] == "twin");
+    let twin = e["audit"]["parts"].as_array().unwrap().iter().find(|p| p["part"] == "twin");
     assert_eq!(twin.unwrap()["mismatches"], 1, "{}", e["audit"]);
     assert_eq!(words(&again), words(&eager), "the same bits, op by op and captured");
     assert_eq!(metric(&server, "lockstep_alarm", "alarm=\"bucket_quarantined\""), 0.0);

@@ -78,9 +78,9 @@ fn a_generation_takes_the_live_ones_place_where_both_do_not_fit() {
     wait(&handle, "the swap", began);
     let late = submit_from(&handle, &probes, 20);
     // Moves that are asked for meanwhile once took the live generation away.
+    let is_over =
+        || matches!(report(&handle.status(), number).state, State::Live | State::Rejected);
     std::thread::scope(|s| {
-        let is_over =
-            || matches!(report(&handle.status(), number).state, State::Live | State::Rejected);
         s.spawn(|| {
             while !is_over() {
                 assert!(handle.flip(number, None).is_err() && handle.retire(1).is_err());
