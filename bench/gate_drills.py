@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well `lockstep check` sees each drill of a lab build, and how soon.
 
-    cargo build --release -p lockstep-cli --features lab
+    (build the package lockstep-cli with its feature `lab`)
     bench/gate_drills.py --lockstep target/release/lockstep --model models/recall
 
 For every drill that a server can serve (`serve --lab-drill list`) a server with the audit off is

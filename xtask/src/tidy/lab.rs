@@ -7,7 +7,8 @@ use crate::tree::Tree;
 const FEATURE: &str = "\"lab\"";
 
 /// The one place of the binary's manifest that may name it: a test that is built with it alone.
-const TEST_OF_THE_BINARY: (&str, &str) = ("crates/cli/Cargo.toml", "required-features = [\"lab\"]");
+const TEST_OF_THE_BINARY: (&str, [&str; 2]) =
+    ("crates/cli/Cargo.toml", ["name = \"lab\"", "required-features = [\"lab\"]"]);
 
 /// What builds or ships the product must not turn it on.
 const SHIPS: &[&str] = &[".ci/", "deploy/", "bench/", "tests/"];
@@ -29,8 +30,9 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             p if SHIPS.iter().any(|s| p.starts_with(s)) => &["features lab", "features=lab"],
             _ => continue,
         };
-        let lines =
-            text.lines().enumerate().filter(|(_, line)| (path, *line) != TEST_OF_THE_BINARY);
+        let (manifest, test) = TEST_OF_THE_BINARY;
+        let is_test = |line: &str| path == manifest && test.contains(&line);
+        let lines = text.lines().enumerate().filter(|(_, line)| !is_test(line));
         for (at, line) in lines {
             if let Some(word) = words.iter().find(|w| line.contains(**w)) {
                 findings.push(Finding {
@@ -62,7 +64,7 @@ mod tests {
             ("docs/a.md", "LabDevice\n"),
             (
                 TEST_OF_THE_BINARY.0,
-                "[features]\ndefault = [\"lab\"]\nlab = []\n[[test]]\nrequired-features = [\"lab\"]\n",
+                "[features]\ndefault = [\"lab\"]\nlab = []\n[[test]]\nname = \"lab\"\nrequired-features = [\"lab\"]\n",
             ),
             ("deploy/Dockerfile", "RUN cargo build --release --features lab\n"),
         ]);

@@ -92,7 +92,8 @@ fn a_server_that_does_not_come_back_right_is_rolled_back() {
             recall.display()
         )
     };
-    let cases: [(&str, &dyn Fn(u16) -> String, &str); 2] =
+    type Case<'a> = (&'a str, &'a dyn Fn(u16) -> String, &'a str);
+    let cases: [Case<'_>; 2] =
         [("never-ready", &never, "was not ready after"), ("garbage", &garbage, "corruption: ")];
     for (test, at_eight, said) in cases {
         let site = by_script(test, at_eight);

@@ -197,7 +197,9 @@ fn dsml_text(schema: &Value) -> Option<String> {
     if let Some(pattern) = schema["pattern"].as_str() {
         bounds.push(anywhere(pattern));
     }
-    (!bounds.is_empty()).then(|| bounds.join(" & "))
+    // A text that is too short so far must not go on over its own end.
+    let end = dsml::PARAMETER_END.replace('/', "\\/");
+    (!bounds.is_empty()).then(|| format!("{} & ~/(?s:.*){end}(?s:.*)/", bounds.join(" & ")))
 }
 
 /// A pattern of a schema, which may match anywhere in a text, as one of the whole text.
