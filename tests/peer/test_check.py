@@ -5,6 +5,7 @@ So the gate has to find out by itself what it can prove with this model.
 """
 
 import json
+import os
 import subprocess
 import unittest
 from pathlib import Path
@@ -57,21 +58,22 @@ class Gate(unittest.TestCase):
             used = [k["kind"] for k in clean["kinds"] if k["used"]]
             calibrated = 2 * clean["calibration"]["requests"]
             flags = ["--kinds", ",".join(used), "--accept-partial-coverage"]
-            for fault, classes in (
-                ("swap", {"swapped", "altered"}),
-                ("leak", {"structural"}),
-                ("alter", {"altered"}),
-            ):
+            # Each takes a minute; the room's own tests have every class beside an exact server.
+            damages = {"alter": {"altered"}}
+            if os.environ.get("LOCKSTEP_TEST_FAULTS") == "all":
+                damages |= {"swap": {"swapped", "altered"}, "leak": {"structural"}}
+            for fault, classes in damages.items():
                 with Faults(peer.port, fault, 4, calibrated) as proxy:
                     code, report = check(proxy, *flags)
                 found = set(report["corrupted"]["classes"])
                 with self.subTest(fault=fault, evidence=report["evidence"][:3]):
                     self.assertEqual((code, report["conclusion"]), (1, "corrupted"))
                     self.assertLessEqual(found, classes)
-            with Faults(peer.port, "error", 4, calibrated) as proxy:
-                code, report = check(proxy, *flags)
-            self.assertGreater(report["answers"]["errors"], 0)
-            self.assertEqual(report["answers"]["corrupted"], 0)
+            if len(damages) > 1:
+                with Faults(peer.port, "error", 4, calibrated) as proxy:
+                    code, report = check(proxy, *flags)
+                self.assertGreater(report["answers"]["errors"], 0)
+                self.assertEqual(report["answers"]["corrupted"], 0)
 
 
 if __name__ == "__main__":
