@@ -36,28 +36,30 @@ fn before(text: &str, word: &str) -> u64 {
 }
 
 /// Reads the closing lines of nextest (`Summary [..] 9 tests run: 8 passed, 1 failed, 2 skipped`)
-/// and of cargo test (`test result: ok. 8 passed; 0 failed; 1 ignored; ..`), and sums them.
-/// Colour codes are taken out first.
+/// or else of cargo test (`test result: ok. 8 passed; 0 failed; 1 ignored; ..`), and sums them.
+/// Colour codes are taken out first. Where nextest has summed up, cargo's lines are not counted:
+/// there they are the captured output of a test that failed, which its summary holds already.
 pub fn of_rust(lines: &[String]) -> Counts {
-    let mut total = Counts::default();
+    let mut nextest = None::<Counts>;
+    let mut cargo = Counts::default();
     for line in lines {
         let line = plain(line);
         let line = line.trim_start();
         if line.starts_with("Summary [") && line.contains("run:") {
-            total = total.plus(Counts {
+            nextest = Some(nextest.unwrap_or_default().plus(Counts {
                 passed: before(line, "passed"),
                 failed: before(line, "failed") + before(line, "timed"),
                 skipped: before(line, "skipped"),
-            });
+            }));
         } else if line.starts_with("test result:") {
-            total = total.plus(Counts {
+            cargo = cargo.plus(Counts {
                 passed: before(line, "passed"),
                 failed: before(line, "failed"),
                 skipped: before(line, "ignored"),
             });
         }
     }
-    total
+    nextest.unwrap_or(cargo)
 }
 
 /// Reads Python's unittest: `Ran 7 tests in 3.2s`, then `OK (skipped=1)` or
@@ -123,6 +125,16 @@ mod tests {
              test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out",
         );
         assert_eq!(of_rust(&cargo), Counts { passed: 6, failed: 3, skipped: 1 });
+    }
+
+    #[test]
+    fn a_failed_test_is_counted_once_though_its_captured_output_says_so_again() {
+        let text = lines(
+            "  FAIL [ 0.1s] room one\n  stdout ---\n\
+             test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 3 filtered out\n  \
+             Summary [ 1.2s] 4 tests run: 3 passed, 1 failed, 0 skipped",
+        );
+        assert_eq!(of_rust(&text), Counts { passed: 3, failed: 1, skipped: 0 });
     }
 
     #[test]
