@@ -10,7 +10,7 @@ use lockstep_engine::{Draft, EngineParts, Knobs, Late, Started};
 use lockstep_flow::status::{DeviceFacts, ModelFacts};
 use lockstep_flow::{OnMismatch, Settings};
 use lockstep_model::{Model, SubPool};
-use lockstep_plan::{KvDtype, Summary, render_text, svg};
+use lockstep_plan::{IndexDtype, KvDtype, Summary, render_text, svg};
 use lockstep_serve::Engine;
 use lockstep_text::{GgufVocab, TextError, TextModel};
 use lockstep_weights::{Checkpoint, VocabData};
@@ -206,7 +206,15 @@ pub fn knobs(settings: &Settings) -> Knobs {
         kv_dtype: match settings.text("pool.kv-dtype") {
             "f32" => Some(KvDtype::F32),
             "f16" => Some(KvDtype::F16),
+            "bf16" => Some(KvDtype::Bf16),
+            "fp8" => Some(KvDtype::Fp8),
             _ => None,
+        },
+        index_dtype: match settings.text("pool.index-dtype") {
+            "bf16" => IndexDtype::Bf16,
+            "fp8" => IndexDtype::Fp8,
+            "fp4" => IndexDtype::Fp4,
+            _ => IndexDtype::F32,
         },
         lanes: count("decode.lanes"),
         drafts: count("decode.mtp-drafts"),

@@ -63,6 +63,7 @@ impl Resolver<'_> {
         let dtype = match a.attn.kv_dtype {
             KvDtype::F16 => "f16",
             KvDtype::F32 => "f32",
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("refused with the model"),
         };
         let kernel = format!("attention_partial_{dtype}_{}", a.attn.head_dim);
         let blocks = args.rows * args.kv_heads * args.ways;

@@ -112,6 +112,7 @@ impl Step {
             KvDtype::F16 => {
                 (u32::from(u16::from_le_bytes(bytes[at * 2..][..2].try_into().unwrap())), 2)
             }
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("DeepSeek-V4's alone"),
         }
     }
 
@@ -119,6 +120,7 @@ impl Step {
         match self.shape.kv_dtype {
             KvDtype::F32 => x.to_bits(),
             KvDtype::F16 => u32::from(f16::from_f32(x).to_bits()),
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("DeepSeek-V4's alone"),
         }
     }
 

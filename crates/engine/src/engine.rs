@@ -194,6 +194,7 @@ pub fn plan_shape(
         slots: knobs.running_max + canary_slots(knobs) + 1,
         context_tokens,
         kv_dtype: knobs.kv_dtype.unwrap_or_else(auto),
+        index_dtype: knobs.index_dtype,
         lanes: knobs.lanes,
         drafts: knobs.drafts,
     };

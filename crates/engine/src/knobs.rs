@@ -3,7 +3,7 @@
 use lockstep_flow::generation::{GenerationError, KnobInForce};
 use lockstep_flow::knobs::{Knob, Shapes, Value};
 use lockstep_flow::{AuditPart, Micros, OnMismatch};
-use lockstep_plan::KvDtype;
+use lockstep_plan::{IndexDtype, KvDtype};
 
 /// What the engine is told (see `lockstep_flow::knobs::KNOBS` for meaning and bounds).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,6 +22,8 @@ pub struct Knobs {
     pub kv_bytes: u64,
     /// `pool.kv-dtype`; `None` is auto.
     pub kv_dtype: Option<KvDtype>,
+    /// `pool.index-dtype`; auto is f32.
+    pub index_dtype: IndexDtype,
     /// `decode.lanes`.
     pub lanes: u32,
     /// `decode.mtp-drafts`.
@@ -64,6 +66,7 @@ impl Default for Knobs {
             prefix_cache: true,
             kv_bytes: 1 << 30,
             kv_dtype: None,
+            index_dtype: IndexDtype::F32,
             lanes: 8,
             drafts: 0,
             context_tokens: 0,

@@ -234,10 +234,19 @@ pub const KNOBS: &[Knob] = &[
     knob!(
         "pool.kv-dtype",
         "kv-dtype",
-        Choice(&["auto", "f32", "f16"]),
+        Choice(&["auto", "f32", "f16", "bf16", "fp8"]),
         "auto",
         Numerics,
-        "Element type of KV rows; auto is f32 for f32 weights, else f16."
+        "Element type of KV rows; auto is f32 for f32 weights and DeepSeek-V4 (which also takes bf16 \
+         and fp8, and no f16), else f16."
+    ),
+    knob!(
+        "pool.index-dtype",
+        "index-dtype",
+        Choice(&["auto", "f32", "bf16", "fp8", "fp4"]),
+        "auto",
+        Numerics,
+        "Element type of DeepSeek-V4's index keys; fp8 and fp4 behind a Hadamard turn; auto is f32."
     ),
     knob!(
         "device.kind",

@@ -3,7 +3,9 @@
 use crate::{DeepSeekV4, Llama, ModelError, PlanShape, SubPool, WeightLoad, WeightSource};
 use lockstep_flow::{BucketKey, Token};
 use lockstep_plan::format::Format;
-use lockstep_plan::{Backend, StepPlan, WeightData, seed_of, unit_scale};
+use lockstep_plan::{
+    Backend, IndexDtype, KvDtype, StepPlan, Unsupported, WeightData, seed_of, unit_scale,
+};
 use lockstep_weights::{Checkpoint, ModelSpec};
 use std::sync::Arc;
 
@@ -18,6 +20,19 @@ pub struct Model {
 enum Builder {
     Llama(Llama),
     DeepSeekV4(DeepSeekV4),
+}
+
+/// Refuses rows that only DeepSeek-V4 has kernels for.
+fn refuse_rows(backend: &dyn Backend, shape: &PlanShape) -> Result<(), ModelError> {
+    let asked = match (shape.kv_dtype, shape.index_dtype) {
+        (KvDtype::F32 | KvDtype::F16, IndexDtype::F32) => return Ok(()),
+        (KvDtype::F32 | KvDtype::F16, _) => "index keys, of a model without an indexer",
+        (KvDtype::Bf16, _) => "key-value rows of this architecture as bf16",
+        (KvDtype::Fp8, _) => "key-value rows of this architecture as fp8",
+    };
+    let supported = "pool.kv-dtype f32 or f16, and no pool.index-dtype".into();
+    let device = backend.name();
+    Err(ModelError::Unsupported(Unsupported { device, asked: asked.into(), supported }))
 }
 
 impl Model {
@@ -95,7 +110,10 @@ impl Model {
             Builder::Llama(_) if shape.drafts > 0 => {
                 Err(ModelError::NoDrafts { asked: shape.drafts })
             }
-            Builder::Llama(m) => m.sub_pools(backend, shape),
+            Builder::Llama(m) => {
+                refuse_rows(backend, shape)?;
+                m.sub_pools(backend, shape)
+            }
             Builder::DeepSeekV4(m) => m.sub_pools(backend, shape),
         }
     }

@@ -1,7 +1,7 @@
 //! What shapes a plan beside the model and the bucket.
 
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_plan::KvDtype;
+use lockstep_plan::{IndexDtype, KvDtype};
 
 /// Shapes of a generation: equal for all its buckets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,6 +14,8 @@ pub struct PlanShape {
     pub context_tokens: u32,
     /// Element type of KV rows.
     pub kv_dtype: KvDtype,
+    /// Element type of index keys, of models that have some.
+    pub index_dtype: IndexDtype,
     /// Device lanes that a plan may use.
     pub lanes: u32,
     /// Tokens that a prediction block drafts for a sequence in each step; 0 leaves the block out.
@@ -45,6 +47,7 @@ mod tests {
             slots: 2,
             context_tokens: 8192,
             kv_dtype: KvDtype::F16,
+            index_dtype: IndexDtype::F32,
             lanes: 1,
             drafts: 0,
         };

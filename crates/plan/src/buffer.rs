@@ -110,6 +110,8 @@ pub enum Elem {
     QuantRows,
     /// A weight matrix packed by the device from this file format.
     Packed(Format),
+    /// Rows of DeepSeek-V4, kept like this.
+    Rows(crate::RowCode),
     /// Structs or bytes that one kernel understands.
     Opaque,
 }

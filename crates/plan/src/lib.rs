@@ -29,6 +29,7 @@ mod order;
 mod pack;
 mod prove;
 mod race;
+mod row_code;
 mod rules;
 mod seeded;
 mod sequence;
@@ -55,6 +56,7 @@ pub use op::{
 };
 pub use pack::{InOutBytes, PackReport, Packing, pack, pack_beside, pack_by_issue_order};
 pub use prove::{ProofCounts, Proven, prove};
+pub use row_code::{FP4_ROW_BLOCK, FP8_ROW_BLOCK, IndexDtype, RowCode};
 pub use seeded::{seed_of, seeded, unit_scale};
 pub use sequence::{AnyOrder, Arenas, prove_any_order, prove_between, prove_sequence};
 pub use step_plan::StepPlan;

@@ -47,6 +47,10 @@ pub enum KvDtype {
     F32,
     /// 2 bytes, round to nearest even.
     F16,
+    /// 2 bytes, the upper half of an f32, round to nearest even (DeepSeek-V4).
+    Bf16,
+    /// 1 byte, in blocks with a scale each (DeepSeek-V4).
+    Fp8,
 }
 
 impl KvDtype {
@@ -54,7 +58,8 @@ impl KvDtype {
     pub const fn bytes(self) -> u64 {
         match self {
             KvDtype::F32 => 4,
-            KvDtype::F16 => 2,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::Fp8 => 1,
         }
     }
 }

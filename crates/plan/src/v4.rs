@@ -7,7 +7,7 @@
 
 use crate::format::Format;
 pub use crate::v4_mtp::{DraftPick, DraftStart, ShiftPositions, StreamNorm, StreamSource};
-use crate::{Axis, BufferId};
+use crate::{Axis, BufferId, RowCode};
 
 /// Streams to one normed row, with the weights that [`HyperOut`] needs to put the sublayer's
 /// result back. Without `mix` it is the head: one weight a stream.
@@ -101,6 +101,8 @@ pub struct HeadRope {
     pub eps_bits: u32,
     /// The rotation.
     pub rope: TailRope,
+    /// Heads are rounded as rows that are kept like this, and stay as they are there.
+    pub code: RowCode,
     /// `[T]` u32.
     pub positions: BufferId,
 }
@@ -122,8 +124,10 @@ pub struct WindowStore {
     pub positions: BufferId,
     /// `[T]` u32.
     pub write_slots: BufferId,
-    /// `[dim]` f32 a position.
+    /// `[dim]` a position.
     pub pages: BufferId,
+    /// How rows are kept.
+    pub code: RowCode,
 }
 
 /// Keeps a compressor's values and gates of each token.
@@ -176,8 +180,10 @@ pub struct CompressRows {
     pub tables: Tables,
     /// `[T]` u32.
     pub write_slots: BufferId,
-    /// `[dim]` f32 a compressed row.
+    /// `[dim]` a compressed row.
     pub rows: BufferId,
+    /// How rows are kept.
+    pub code: RowCode,
 }
 
 /// Scores of the closed compressed rows, where there are more than will be selected.
@@ -195,8 +201,10 @@ pub struct IndexScores {
     pub topk: u32,
     /// Tokens of a row.
     pub ratio: u32,
-    /// `[dim]` f32 a compressed row.
+    /// `[dim]` a compressed row.
     pub keys: BufferId,
+    /// How keys are kept.
+    pub code: RowCode,
     /// Where everything is.
     pub tables: Tables,
     /// `[T][rows_max]` f32.
@@ -226,7 +234,7 @@ pub struct IndexTopK {
 /// The compressed rows that an attention sees.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CompressedRows {
-    /// `[dim]` f32 a compressed row.
+    /// `[dim]` a compressed row.
     pub rows: BufferId,
     /// Tokens of a row.
     pub ratio: u32,
@@ -251,8 +259,10 @@ pub struct SinkAttention {
     pub dim: u32,
     /// `[heads]` f32.
     pub sinks: BufferId,
-    /// `[dim]` f32 a position.
+    /// `[dim]` a position.
     pub window_rows: BufferId,
+    /// How the rows of the window and those beyond it are kept.
+    pub code: RowCode,
     /// Positions seen, the row's own included.
     pub window: u32,
     /// Rows beyond it.

@@ -13,7 +13,9 @@ use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{BucketKey, Position, RequestId, Token};
 use lockstep_model::{Model, ModelError, PlanShape};
 use lockstep_plan::explore::{Extension, Poison};
-use lockstep_plan::{Buffer, BufferId, BufferKind, KvDtype, LIVE_COUNTS, StepPlan, WeightData};
+use lockstep_plan::{
+    Buffer, BufferId, BufferKind, IndexDtype, KvDtype, LIVE_COUNTS, StepPlan, WeightData,
+};
 use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepLease, StepTables};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -76,6 +78,7 @@ impl OneStep {
             slots: 2,
             context_tokens: n.next_multiple_of(PAGE_TOKENS),
             kv_dtype: KvDtype::F32,
+            index_dtype: IndexDtype::F32,
             lanes,
             drafts: 0,
         };

@@ -17,8 +17,8 @@ use lockstep_flow::{BucketKey, Token};
 use lockstep_model::{Model, PlanShape};
 use lockstep_plan::explore::Extension;
 use lockstep_plan::{
-    Arenas, EdgeKind, Fault, Hazard, KvDtype, LaneId, OpId, OpKind, Packing, Proven, StepPlan,
-    hazards_between, pack, pack_beside, prove, prove_any_order,
+    Arenas, EdgeKind, Fault, Hazard, IndexDtype, KvDtype, LaneId, OpId, OpKind, Packing, Proven,
+    StepPlan, hazards_between, pack, pack_beside, prove, prove_any_order,
 };
 use lockstep_plan::{BufferKind, InOutBytes};
 use lockstep_sim::OneStep;
@@ -258,6 +258,7 @@ fn buckets() -> [StepPlan; 2] {
         slots: 9,
         context_tokens: 512,
         kv_dtype: KvDtype::F32,
+        index_dtype: IndexDtype::F32,
         lanes: LANES,
         drafts: 0,
     };

@@ -7,7 +7,7 @@ use super::v4::{self, PagedRows, V4Call};
 use crate::DeviceError;
 use lockstep_plan::v4 as plan;
 use lockstep_plan::v4::V4Op;
-use lockstep_plan::{Axis, BufferId, Unsupported};
+use lockstep_plan::{Axis, BufferId, RowCode, Unsupported};
 
 impl Resolver<'_> {
     pub(super) fn v4(&self, op: &V4Op) -> Result<V4Call, DeviceError> {
@@ -37,6 +37,7 @@ impl Resolver<'_> {
                 unit_norm: h.unit_norm,
                 eps: f32::from_bits(h.eps_bits),
                 rope: self.tail_rope(&h.rope),
+                code: h.code,
                 positions: self.at.u32(h.positions),
                 x: self.at.f32(h.x),
             }),
@@ -50,13 +51,13 @@ impl Resolver<'_> {
                 positions: self.at.u32(w.positions),
                 write_slots: self.at.u32(w.write_slots),
                 kv: self.at.f32(w.kv),
-                to: self.paged(w.pages, w.dim, 1),
+                to: self.paged(w.pages, w.code, w.dim, 1),
             }),
             V4Op::StateStore(s) => V4Call::StateStore(v4::StateStore {
                 rows: self.rows(Axis::T),
                 x: self.at.f32(s.x),
                 write_slots: self.at.u32(s.write_slots),
-                to: self.paged(s.pages, s.cols, 1),
+                to: self.paged(s.pages, RowCode::F32, s.cols, 1),
             }),
             V4Op::CompressRows(c) => V4Call::CompressRows(self.compress_rows(c)),
             V4Op::IndexScores(i) => V4Call::IndexScores(v4::IndexScores {
@@ -67,7 +68,7 @@ impl Resolver<'_> {
                 topk: i.topk as usize,
                 q: self.at.f32(i.q),
                 weights: self.at.f32(i.weights),
-                keys: self.paged(i.keys, i.dim, i.ratio),
+                keys: self.paged(i.keys, i.code, i.dim, i.ratio),
                 tables: self.tables(&i.tables),
                 scores: self.at.f32(i.scores),
                 rows_max: i.rows_max as usize,
@@ -174,7 +175,7 @@ impl Resolver<'_> {
         let width = s.outs.len() as u32 * s.dim;
         let source = match s.source {
             plan::StreamSource::Before { pages, tables } => v4::StreamSource::Before {
-                pages: self.paged(pages, width, 1),
+                pages: self.paged(pages, RowCode::F32, width, 1),
                 tables: self.tables(&tables),
             },
             plan::StreamSource::Rows { x, row_index } => v4::StreamSource::Rows {
@@ -194,8 +195,9 @@ impl Resolver<'_> {
         }
     }
 
-    fn paged(&self, pages: BufferId, row: u32, ratio: u32) -> PagedRows {
-        PagedRows { pages: self.at.f32(pages), row: row as usize, ratio: ratio as usize }
+    fn paged(&self, pages: BufferId, code: RowCode, dim: u32, ratio: u32) -> PagedRows {
+        let codec = v4::RowCodec { code, dim: dim as usize };
+        PagedRows { pages: self.at.at(pages), codec, ratio: ratio as usize }
     }
 
     fn tail_rope(&self, rope: &plan::TailRope) -> v4::TailRope {
@@ -244,8 +246,8 @@ impl Resolver<'_> {
             rope: self.tail_rope(&c.rope),
             tables: self.tables(&c.tables),
             write_slots: self.at.u32(c.write_slots),
-            state: self.paged(c.state, 2 * channels, 1),
-            to: self.paged(c.rows, c.dim, c.ratio),
+            state: self.paged(c.state, RowCode::F32, 2 * channels, 1),
+            to: self.paged(c.rows, c.code, c.dim, c.ratio),
         }
     }
 
@@ -253,7 +255,7 @@ impl Resolver<'_> {
         let compressed = a.compressed.map(|c| {
             let (selection, topk) = c.selection.unzip();
             v4::Compressed {
-                rows: self.paged(c.rows, a.dim, c.ratio),
+                rows: self.paged(c.rows, a.code, a.dim, c.ratio),
                 selection: selection.map_or(core::ptr::null(), |id| self.at.u32(id)),
                 topk: topk.unwrap_or(0) as usize,
             }
@@ -265,7 +267,7 @@ impl Resolver<'_> {
             dim: a.dim as usize,
             q: self.at.f32(a.q),
             sinks: self.at.f32(a.sinks),
-            window_rows: self.paged(a.window_rows, a.dim, 1),
+            window_rows: self.paged(a.window_rows, a.code, a.dim, 1),
             window: a.window as usize,
             compressed,
             tail: self.list(&a.tail, "rows of a tail"),

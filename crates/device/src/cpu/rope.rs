@@ -82,6 +82,7 @@ impl RopeKvWrite {
             match self.shape.kv_dtype {
                 KvDtype::F32 => rows_f32(self.isa, self, first, end),
                 KvDtype::F16 => rows_f16(self.isa, self, first, end),
+                KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("refused with the model"),
             }
         }
     }

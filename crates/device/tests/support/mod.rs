@@ -59,6 +59,7 @@ fn put(bytes: &mut [u8], index: usize, value: f32, dtype: KvDtype) -> f32 {
             bytes[index * 2..][..2].copy_from_slice(&h.to_le_bytes());
             h.to_f32()
         }
+        KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("DeepSeek-V4's alone"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! An engine whose loop the test turns itself, with every event and every row of logits kept.
 #![allow(dead_code)]
 
+pub mod emulation;
 pub mod fault;
 pub mod models;
 pub mod one_step;

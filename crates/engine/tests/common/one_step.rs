@@ -7,7 +7,7 @@ use lockstep_engine::prove_all;
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{BucketKey, Position, RequestId};
 use lockstep_model::{ModelError, PlanShape};
-use lockstep_plan::{BufferKind, KvDtype, Proven, WeightData};
+use lockstep_plan::{BufferKind, IndexDtype, KvDtype, Proven, WeightData};
 use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepTables};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,17 +33,24 @@ pub fn assert_selections(path: &Path, golden: &Golden, tokens: usize) {
 }
 
 /// One prefill step of one sequence, its ops run one by one as captured.
-struct OneStep {
+pub struct OneStep {
     device: CpuDevice,
     exec: ExecId,
     proven: Arc<Proven>,
     pool: Pool,
     key: BucketKey,
     pages: u32,
+    /// Pages of the sequence, while its step runs.
+    pub blocks: Vec<u32>,
 }
 
 impl OneStep {
     fn new(path: &Path, tokens: u32) -> OneStep {
+        OneStep::kept_as(path, tokens, KvDtype::F32, IndexDtype::F32)
+    }
+
+    /// With key-value rows and index keys of these types.
+    pub fn kept_as(path: &Path, tokens: u32, kv: KvDtype, index: IndexDtype) -> OneStep {
         let model = super::model(path);
         let key = BucketKey { tokens, seqs: 1, logit_rows: 1 };
         let mut device = CpuDevice::new(2, "auto").unwrap();
@@ -52,7 +59,8 @@ impl OneStep {
             pages,
             slots: 2,
             context_tokens: tokens.next_multiple_of(PAGE_TOKENS),
-            kv_dtype: KvDtype::F32,
+            kv_dtype: kv,
+            index_dtype: index,
             lanes: 8,
             drafts: 0,
         };
@@ -81,7 +89,8 @@ impl OneStep {
             sub_pools: Vec::new(),
             slot_snapshots: false,
         });
-        OneStep { device, exec, proven, pool: pool.unwrap(), key, pages }
+        let blocks = Vec::new();
+        OneStep { device, exec, proven, pool: pool.unwrap(), key, pages, blocks }
     }
 
     fn input(&mut self, name: &str) -> &mut [u32] {
@@ -89,9 +98,42 @@ impl OneStep {
         bytemuck::cast_slice_mut(self.device.input_mut(self.exec, id))
     }
 
+    /// The rows of a buffer, as the ops so far left them.
+    pub fn rows(&self, name: &str) -> Vec<f32> {
+        bytemuck::cast_slice(&self.words(name)).to_vec()
+    }
+
+    /// The same as words.
+    pub fn words(&self, name: &str) -> Vec<u32> {
+        let plan = self.proven.plan();
+        let buffer = plan.find(name).unwrap_or_else(|| panic!("no buffer {name}"));
+        let mut out = vec![0u32; plan.buffer(buffer).bytes as usize / 4];
+        self.device.peek(self.exec, buffer, 0, bytemuck::cast_slice_mut(&mut out));
+        out
+    }
+
+    /// Bytes of a page's row in a buffer of state.
+    pub fn state(&self, name: &str, offset: u64, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        self.device.read_state(name, offset, &mut out).unwrap();
+        out
+    }
+
     /// Runs the prompt's step up to the selection of `layer` and returns it.
     fn selections(&mut self, golden: &Golden, layer: u32) -> Vec<u32> {
-        let ids = golden.words("ids");
+        let mut found = Vec::new();
+        self.walk(golden.words("ids"), |step, op| {
+            let there = op == format!("layers.{layer}.index_topk");
+            if there {
+                found = step.words(&format!("layers.{layer}.selection"));
+            }
+            !there
+        });
+        found
+    }
+
+    /// Runs the prompt's step op by op, and shows it after each while `visit` says true.
+    pub fn walk(&mut self, ids: &[u32], mut visit: impl FnMut(&OneStep, &str) -> bool) {
         let n = ids.len();
         self.input("token_source").copy_from_slice(ids);
         self.input("live_counts").copy_from_slice(&[n as u32, 1, 1]);
@@ -139,19 +181,15 @@ impl OneStep {
         }
         let proven = self.proven.clone();
         let plan = proven.plan();
-        let buffer = plan.find(&format!("layers.{layer}.selection")).unwrap();
-        let mut found = vec![0u32; plan.buffer(buffer).bytes as usize / 4];
+        self.blocks = blocks;
         for op in plan.op_ids() {
             self.device.replay_op(self.exec, &lease, op).unwrap();
-            if plan.op(op).name == format!("layers.{layer}.index_topk") {
-                let out = bytemuck::cast_slice_mut(&mut found);
-                self.device.peek(self.exec, buffer, 0, out);
+            if !visit(self, &plan.op(op).name) {
                 break;
             }
         }
         self.pool.abandon(lease).unwrap();
         self.pool.release(begun.slot, request).unwrap();
-        found
     }
 }
 

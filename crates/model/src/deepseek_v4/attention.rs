@@ -9,7 +9,7 @@ use lockstep_plan::v4::{
     CompressedRows, GroupedGemm, HeadRope, IndexScores, IndexTopK, SinkAttention, Tables, TailRope,
     V4Op, WindowStore,
 };
-use lockstep_plan::{Axis, BufferId, Elem, LaneId, OpKind, RmsNorm};
+use lockstep_plan::{Axis, BufferId, Elem, LaneId, OpKind, RmsNorm, RowCode};
 use lockstep_weights::{Compression, V4Role};
 
 /// The rows that an attention sees.
@@ -101,7 +101,7 @@ impl DeepSeekV4 {
         let on = (LaneId::MAIN, site.axis);
         let q = product(e, on, &site.at("wq_b"), (q_lora, spec.q_lora), vec![part]);
         let heads = (q, spec.heads, spec.head_dim);
-        self.turn(e, LaneId::MAIN, site, "q_rope", heads, (seen.rope, true));
+        self.turn(e, LaneId::MAIN, site, "q_rope", heads, (seen.rope, true, RowCode::F32));
         let out = e.rows_f32(site.at("attention.out"), site.axis, q_width);
         let op = SinkAttention {
             axis: site.axis,
@@ -110,6 +110,7 @@ impl DeepSeekV4 {
             dim: spec.head_dim,
             sinks: e.vector(site.role(V4Role::Sink), spec.heads),
             window_rows: seen.window_rows,
+            code: self.row_code(e.shape),
             window: spec.window,
             compressed: seen.compressed,
             tail: seen.tail,
@@ -165,6 +166,7 @@ impl DeepSeekV4 {
             positions: site.positions,
             write_slots: step.inputs.write_slots,
             pages,
+            code: self.row_code(e.shape),
         };
         v4_on(e, step.lanes.window, site.at("window_store"), V4Op::WindowStore(op));
         pages
@@ -183,6 +185,7 @@ impl DeepSeekV4 {
         let rope = step.ropes[1];
         let at = |what: &str| site.at(what);
         let role = |r| site.role(r);
+        let code = e.shape.index_dtype.code();
         let (heads, dim, topk) = (spec.index_heads, spec.index_head_dim, spec.index_topk);
         let lanes = step.lanes;
         let keys = self.compress(e, step, layer, (Which::Index, lanes.index), row)?;
@@ -194,7 +197,7 @@ impl DeepSeekV4 {
         let lane = lanes.index_query;
         let on = (lane, Axis::T);
         let q = product(e, on, &at("index_wq_b"), (q_lora, spec.q_lora), vec![part]);
-        self.turn(e, lane, site, "index_q_rope", (q, heads, dim), (rope, false));
+        self.turn(e, lane, site, "index_q_rope", (q, heads, dim), (rope, false, code));
         let ratio = 4;
         let context = step.tables.pages_per_seq_max * lockstep_flow::limits::PAGE_TOKENS;
         let rows_max = context / ratio;
@@ -207,6 +210,7 @@ impl DeepSeekV4 {
             topk,
             ratio,
             keys,
+            code,
             tables: step.tables,
             scores,
             rows_max,
@@ -219,7 +223,7 @@ impl DeepSeekV4 {
         Ok((out, topk))
     }
 
-    /// Rotates heads, normed first where `unit_norm` says so.
+    /// Rotates heads, normed first where `unit_norm` says so, and rounds them.
     pub(super) fn turn(
         &self,
         e: &mut Emit<'_>,
@@ -227,11 +231,11 @@ impl DeepSeekV4 {
         site: &Site,
         what: &str,
         (x, heads, dim): (BufferId, u32, u32),
-        (rope, unit_norm): (TailRope, bool),
+        (rope, unit_norm, code): (TailRope, bool, RowCode),
     ) {
         let eps_bits = self.spec.norm_eps.to_bits();
         let (axis, positions) = (site.axis, site.positions);
-        let op = HeadRope { axis, x, heads, dim, unit_norm, eps_bits, rope, positions };
+        let op = HeadRope { axis, x, heads, dim, unit_norm, eps_bits, rope, code, positions };
         v4_on(e, lane, site.at(what), V4Op::HeadRope(op));
     }
 

@@ -93,6 +93,7 @@ impl DeepSeekV4 {
             tables: step.tables,
             write_slots,
             rows,
+            code: p.rows.code(spec, e.shape),
         };
         v4_on(e, lane, format!("{name}_rows"), V4Op::CompressRows(op));
         Ok(rows)

@@ -27,8 +27,8 @@ use lockstep_flow::BucketKey;
 use lockstep_plan::format::Format;
 use lockstep_plan::v4::{HyperIn, HyperOut, HyperStart, Tables, TailRope, V4Op, V4Shape};
 use lockstep_plan::{
-    Axis, Backend, BufferId, Elem, Epilogue, Gemm, GemmPart, KvDtype, LaneId, OpKind, StepPlan,
-    Unsupported,
+    Axis, Backend, BufferId, Elem, Epilogue, FP4_ROW_BLOCK, Gemm, GemmPart, KvDtype, LaneId,
+    OpKind, RowCode, StepPlan, Unsupported,
 };
 use lockstep_weights::{Compression, DeepSeekV4Spec, HyperRole, Role, V4Place, V4Role};
 
@@ -151,14 +151,25 @@ impl DeepSeekV4 {
         if shape.drafts > 0 && s.mtp_blocks == 0 {
             return Err(ModelError::NoDrafts { asked: shape.drafts });
         }
-        if shape.kv_dtype == KvDtype::F32 {
-            return Ok(());
+        let refuse = |asked: String, supported: &str| {
+            let (device, supported) = (backend.name(), supported.into());
+            Err(ModelError::Unsupported(Unsupported { device, asked, supported }))
+        };
+        if shape.kv_dtype == KvDtype::F16 {
+            let asked = "key-value rows of DeepSeek-V4 as f16".into();
+            return refuse(asked, "pool.kv-dtype f32 (the default for this model), bf16 or fp8");
         }
-        Err(ModelError::Unsupported(Unsupported {
-            device: backend.name(),
-            asked: "key-value rows of DeepSeek-V4 as f16".into(),
-            supported: "f32 rows (`kv.dtype = f32`, the default for this model)".into(),
-        }))
+        let (dim, code) = (s.index_head_dim, shape.index_dtype.code());
+        if code.is_turned() && !(dim.is_power_of_two() && dim.is_multiple_of(FP4_ROW_BLOCK)) {
+            let asked = format!("index keys of {dim} channels as fp8 or fp4");
+            return refuse(asked, "a power of two from 32; pool.index-dtype f32 or bf16 takes any");
+        }
+        Ok(())
+    }
+
+    /// How key-value rows are kept.
+    fn row_code(&self, shape: &PlanShape) -> RowCode {
+        state::row_code(&self.spec, shape)
     }
 
     /// The step plan of `bucket`.

@@ -97,6 +97,7 @@ impl DeepSeekV4 {
             positions,
             write_slots,
             pages: window_rows,
+            code: self.row_code(e.shape),
         };
         v4(e, site.at("window_store"), V4Op::WindowStore(op));
         Ok(window_rows)
@@ -193,7 +194,8 @@ impl DeepSeekV4 {
         let q_lora = self.query_row(e, site, entered.row)?;
         let kv = self.key_value(e, site, entered.row)?;
         let kv = self.norm(e, site, "kv_norm", (V4Role::KvNorm, spec.head_dim), kv);
-        self.turn(e, LaneId::MAIN, site, "kv_rope", (kv, 1, spec.head_dim), (rope, false));
+        let code = self.row_code(e.shape);
+        self.turn(e, LaneId::MAIN, site, "kv_rope", (kv, 1, spec.head_dim), (rope, false, code));
         tail.push(kv);
         let seen = Seen { window_rows, compressed: None, tail: tail.clone(), rope, tables };
         let y = self.attend(e, site, q_lora, seen)?;

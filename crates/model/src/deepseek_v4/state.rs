@@ -4,7 +4,7 @@ use crate::emit::Emit;
 use crate::inputs::TOKEN_PAGE_BYTES;
 use crate::{PlanShape, SubPool};
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_plan::{BufferId, Elem, StateKind};
+use lockstep_plan::{BufferId, Elem, KvDtype, RowCode, StateKind};
 use lockstep_weights::{Compression, DeepSeekV4Spec, V4Place};
 
 /// One kind of paged rows of a layer.
@@ -49,11 +49,25 @@ impl Paged {
         }
     }
 
+    /// How its rows are kept.
+    pub fn code(self, spec: &DeepSeekV4Spec, shape: &PlanShape) -> RowCode {
+        match self {
+            Paged::Window | Paged::Rows => row_code(spec, shape),
+            Paged::IndexRows => shape.index_dtype.code(),
+            Paged::State | Paged::IndexState => RowCode::F32,
+        }
+    }
+
     /// Bytes of a page: a page has the rows whose last token lies in it, or room for one.
-    fn page_bytes(self, spec: &DeepSeekV4Spec, compression: Compression) -> Option<u64> {
-        let (floats, tokens) = self.row(spec, compression)?;
+    fn page_bytes(
+        self,
+        spec: &DeepSeekV4Spec,
+        compression: Compression,
+        shape: &PlanShape,
+    ) -> Option<u64> {
+        let (channels, tokens) = self.row(spec, compression)?;
         let rows = (PAGE_TOKENS / tokens).max(1);
-        Some(u64::from(floats) * u64::from(rows) * 4)
+        Some(u64::from(self.code(spec, shape).row_bytes(channels)) * u64::from(rows))
     }
 
     /// Declares the pages of a layer, or of a prediction block.
@@ -62,14 +76,27 @@ impl Paged {
             V4Place::Layer(n) => spec.compression[n as usize],
             V4Place::Top | V4Place::Mtp(_) => Compression::Window,
         };
-        let page_bytes = self.page_bytes(spec, compression);
+        let page_bytes = self.page_bytes(spec, compression, e.shape);
         let page_bytes = page_bytes.expect("asked for where the layer has such rows");
         let kind = StateKind::Pages { page_bytes };
-        e.b.state(self.buffer(place), kind, e.shape.pages, Elem::F32)
+        let elem = match self.code(spec, e.shape) {
+            RowCode::F32 => Elem::F32,
+            code => Elem::Rows(code),
+        };
+        e.b.state(self.buffer(place), kind, e.shape.pages, elem)
     }
 
     fn buffer(self, place: V4Place) -> String {
         format!("{place}{}", self.name())
+    }
+}
+
+/// How key-value rows are kept.
+pub fn row_code(spec: &DeepSeekV4Spec, shape: &PlanShape) -> RowCode {
+    match shape.kv_dtype {
+        KvDtype::F32 | KvDtype::F16 => RowCode::F32,
+        KvDtype::Bf16 => RowCode::Bf16,
+        KvDtype::Fp8 => RowCode::Fp8 { rotary: spec.rotary_dim },
     }
 }
 
@@ -94,7 +121,7 @@ pub fn sub_pools(spec: &DeepSeekV4Spec, shape: &PlanShape) -> Vec<SubPool> {
     let mut pools = vec![SubPool { name: "tokens".into(), buffers: tokens }];
     for (layer, &compression) in (0..).zip(&spec.compression) {
         for paged in Paged::ALL {
-            let Some(bytes) = paged.page_bytes(spec, compression) else { continue };
+            let Some(bytes) = paged.page_bytes(spec, compression, shape) else { continue };
             let name = match (paged, compression) {
                 (Paged::Window, _) => "window",
                 (Paged::Rows, Compression::C128) => "c128",
@@ -111,7 +138,7 @@ pub fn sub_pools(spec: &DeepSeekV4Spec, shape: &PlanShape) -> Vec<SubPool> {
     }
     if shape.drafts > 0 {
         let window = Paged::Window;
-        let bytes = window.page_bytes(spec, Compression::Window);
+        let bytes = window.page_bytes(spec, Compression::Window, shape);
         let bytes = bytes.expect("every block has a window");
         let buffers = vec![
             (window.buffer(V4Place::Mtp(0)), bytes),
@@ -133,25 +160,29 @@ mod tests {
             "../../../../fixtures/dsv4-tiny/config.json"
         ));
         let Ok(lockstep_weights::ModelSpec::DeepSeekV4(spec)) = spec else { panic!("{spec:?}") };
-        let bytes = |paged: Paged, c| paged.page_bytes(&spec, c);
+        let shape = |drafts, kv_dtype| PlanShape {
+            pages: 4,
+            slots: 2,
+            context_tokens: 64,
+            kv_dtype,
+            index_dtype: lockstep_plan::IndexDtype::Fp4,
+            lanes: 1,
+            drafts,
+        };
+        let f32_rows = shape(0, KvDtype::F32);
+        let bytes = |paged: Paged, c| paged.page_bytes(&spec, c, &f32_rows);
+        let fp8 = Paged::Window.page_bytes(&spec, Compression::C4, &shape(0, KvDtype::Fp8));
+        assert_eq!(fp8, Some(32 * (48 + 2 * 16 + 8)));
         assert_eq!(bytes(Paged::Window, Compression::Window), Some(32 * 64 * 4));
         assert_eq!(bytes(Paged::Rows, Compression::Window), None);
         assert_eq!(bytes(Paged::Rows, Compression::C4), Some(8 * 64 * 4));
         assert_eq!(bytes(Paged::Rows, Compression::C128), Some(64 * 4));
         assert_eq!(bytes(Paged::State, Compression::C4), Some(32 * 256 * 4));
         assert_eq!(bytes(Paged::State, Compression::C128), Some(32 * 128 * 4));
-        assert_eq!(bytes(Paged::IndexRows, Compression::C4), Some(8 * 32 * 4));
+        assert_eq!(bytes(Paged::IndexRows, Compression::C4), Some(8 * (32 / 2 + 4)));
         assert_eq!(bytes(Paged::IndexState, Compression::C128), None);
-        let shape = |drafts| PlanShape {
-            pages: 4,
-            slots: 2,
-            context_tokens: 64,
-            kv_dtype: lockstep_plan::KvDtype::F32,
-            lanes: 1,
-            drafts,
-        };
         let names = |drafts| -> Vec<String> {
-            sub_pools(&spec, &shape(drafts)).into_iter().map(|p| p.name).collect()
+            sub_pools(&spec, &shape(drafts, KvDtype::F32)).into_iter().map(|p| p.name).collect()
         };
         assert_eq!(names(1).last().map(String::as_str), Some("mtp"));
         let names = names(0);

@@ -17,6 +17,7 @@ pub unsafe fn run(a: &Attention, range: TaskRange) {
         match a.shape.kv_dtype {
             KvDtype::F32 => run_f32(a.isa, a, range),
             KvDtype::F16 => run_f16(a.isa, a, range),
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("refused with the model"),
         }
     }
 }

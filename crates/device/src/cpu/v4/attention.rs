@@ -12,6 +12,8 @@
 //! In a prediction block, whose row of a position depends on the token after it, rows lie in the
 //! slot after their position, and those of the last positions, which have no slot yet, in a tail.
 
+use core::mem::MaybeUninit;
+
 use super::super::isa::{Isa, KernelKind, counters};
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::exp_lanes;
@@ -105,6 +107,15 @@ per_isa! {
     unsafe fn attend(a: &SinkAttention, row: usize, head: usize) = attend_body;
 }
 
+/// Where a row is.
+#[derive(Clone, Copy)]
+enum Row {
+    /// In a page, as it is kept.
+    Kept(*const u8),
+    /// As f32.
+    Plain(*const f32),
+}
+
 /// The rows that a token sees, in order.
 struct List {
     window_first: usize,
@@ -137,22 +148,22 @@ impl List {
     /// # Safety
     /// `i` is in the list.
     #[inline(always)]
-    unsafe fn at(&self, a: &SinkAttention, row: usize, table: *const u32, i: usize) -> *const f32 {
+    unsafe fn at(&self, a: &SinkAttention, row: usize, table: *const u32, i: usize) -> Row {
         // SAFETY: the table holds every page of the row's sequence up to its position.
         unsafe {
             if i < self.window {
                 let from_end = self.window - 1 - i;
                 return match a.tail_rows {
-                    0 => a.window_rows.at(table, self.window_first + i),
-                    n if from_end < n => a.tail[n - 1 - from_end].add(row * a.dim),
-                    _ => a.window_rows.at(table, self.window_first + i + 1),
+                    0 => Row::Kept(a.window_rows.at(table, self.window_first + i)),
+                    n if from_end < n => Row::Plain(a.tail[n - 1 - from_end].add(row * a.dim)),
+                    _ => Row::Kept(a.window_rows.at(table, self.window_first + i + 1)),
                 };
             }
             let i = i - self.window;
             let c = a.compressed.as_ref().expect("the list has compressed rows");
             let chosen =
                 if c.selection.is_null() { i } else { *c.selection.add(row * c.topk + i) as usize };
-            c.rows.at(table, chosen)
+            Row::Kept(c.rows.at(table, chosen))
         }
     }
 }
@@ -186,11 +197,23 @@ unsafe fn attend_body<V: Lanes>(a: &SinkAttention, row: usize, first: usize) {
             }
         }
         let total = list.window + list.compressed;
+        let codec = a.window_rows.codec;
+        let mut decoded = [const { MaybeUninit::<f32>::uninit() }; BLOCK * HEAD_DIM_MAX];
         for start in (0..total).step_by(BLOCK) {
             let n = (total - start).min(BLOCK);
             let mut rows = [core::ptr::null::<f32>(); BLOCK];
             for (i, r) in rows.iter_mut().enumerate().take(n) {
-                *r = list.at(a, row, table, start + i);
+                *r = match list.at(a, row, table, start + i) {
+                    Row::Plain(at) => at,
+                    Row::Kept(at) if codec.is_plain() => at.cast(),
+                    Row::Kept(at) => {
+                        let to = decoded.as_mut_ptr().add(i * a.dim).cast::<f32>();
+                        // Written before it is read, so that reading it as f32 is sound.
+                        core::ptr::write_bytes(to, 0, a.dim);
+                        codec.decode(at, to);
+                        to.cast_const()
+                    }
+                };
             }
             block::<V>(a.dim, scale, &rows[..n], &mut state[..heads]);
         }

@@ -5,12 +5,13 @@
 //! i - 1 come first (none for i = 0) with the first half of the channels, and those of window i
 //! take the second. For each channel: top = greatest gate; p = exp(gate - top), s = s + p,
 //! a = fma(p, k, a) over the slots in order from 0; row = a / s. Then the RMS norm with its weight,
-//! and the rotation of position m i.
+//! and the rotation of position m i; the row is kept as [`super::code`] says.
 
 use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::exp_lanes;
 use super::super::norm::norm_row;
+use super::code::CHANNELS_MAX;
 use super::paged::{PagedRows, Tables};
 use super::rope::{TailRope, Turn};
 use lockstep_flow::limits::PAGE_TOKENS;
@@ -79,8 +80,9 @@ impl StateStore {
     pub unsafe fn run(&self, row: usize) {
         // SAFETY: the caller's contract.
         unsafe {
-            let to = self.to.of_slot(*self.write_slots.add(row) as usize);
-            core::ptr::copy_nonoverlapping(self.x.add(row * self.to.row), to, self.to.row);
+            let to = self.to.of_slot(*self.write_slots.add(row) as usize).cast::<f32>();
+            let cols = self.to.codec.dim;
+            core::ptr::copy_nonoverlapping(self.x.add(row * cols), to, cols);
         }
     }
 }
@@ -103,7 +105,7 @@ impl CompressRows {
                 compress(self.isa, self, row);
             } else if self.to.ratio > PAGE && (position + 1).is_multiple_of(PAGE) {
                 let to = self.to.of_slot(*self.write_slots.add(row) as usize);
-                core::ptr::write_bytes(to, 0, self.dim);
+                core::ptr::write_bytes(to, 0, self.to.codec.row_bytes());
             }
         }
     }
@@ -135,7 +137,7 @@ unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize) {
         let first = window * ratio;
         let before = if a.overlap && window > 0 { ratio } else { 0 };
         for i in 0..before + ratio {
-            let state = a.state.at(table, first + i - before);
+            let state = a.state.at(table, first + i - before).cast::<f32>();
             let j = if i < before { i } else { i - before };
             let half = if a.overlap && i >= before { dim } else { 0 };
             slots[n] = Slot {
@@ -145,13 +147,19 @@ unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize) {
             };
             n += 1;
         }
-        let to = a.to.of_slot(*a.write_slots.add(row) as usize);
+        let kept = a.to.of_slot(*a.write_slots.add(row) as usize);
+        let mut rounded = [0f32; CHANNELS_MAX];
+        let plain = a.to.codec.is_plain();
+        let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr() };
         for c in (0..dim).step_by(LANES) {
             pool::<V>(&slots[..n], c).store(to.add(c));
         }
         norm_row::<V>(to, a.norm, to, dim, a.eps);
         let turn = Turn::new(&a.rope, first, 1.0);
         turn.apply::<V>(to.add(dim - a.rope.rotary));
+        if !plain {
+            a.to.codec.encode(&mut rounded[..dim], kept);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use core::mem::MaybeUninit;
 
 use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
+use super::code::CHANNELS_MAX;
 use super::paged::{PagedRows, Tables};
 
 /// Heads, at most.
@@ -155,8 +156,13 @@ unsafe fn scores_of<V: Lanes, const N: usize>(a: &IndexScores, row: usize, from:
         let (_, table) = a.tables.of(row);
         let out = a.scores.add(row * a.rows_max);
         let (zero, scale) = (V::splat(0.0), V::splat(dot_scale));
+        let mut decoded = [0f32; CHANNELS_MAX];
         for i in from..to {
-            let key = a.keys.at(table, i);
+            let mut key = a.keys.at(table, i).cast::<f32>();
+            if !a.keys.codec.is_plain() {
+                a.keys.codec.decode(key.cast(), decoded.as_mut_ptr());
+                key = decoded.as_ptr();
+            }
             let mut dots = [zero; N];
             for c in 0..a.dim {
                 let k = V::splat(*key.add(c));

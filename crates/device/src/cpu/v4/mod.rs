@@ -4,6 +4,7 @@
 //! rows share the step, the task or the thread.
 
 mod attention;
+mod code;
 mod compress;
 mod experts;
 mod hyper;
@@ -14,6 +15,7 @@ mod rope;
 mod route;
 
 pub use attention::{Compressed, SinkAttention};
+pub use code::RowCodec;
 pub use compress::{CompressRows, StateStore};
 pub use experts::{ExpertDown, ExpertSum, ExpertUp, GroupedGemm, LimitedSiluMul, Product};
 pub use hyper::{HyperIn, HyperOut, HyperStart};
@@ -171,6 +173,12 @@ pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
             "index_head_dim",
             s.index_head_dim,
             "multiples of 16",
+        ),
+        (
+            s.index_head_dim as usize <= code::CHANNELS_MAX,
+            "index_head_dim",
+            s.index_head_dim,
+            "index heads of up to 1,024 channels",
         ),
         (
             s.index_heads as usize <= index::HEADS_MAX && index_width <= index::WIDTH_MAX as u64,

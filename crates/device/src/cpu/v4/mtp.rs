@@ -145,7 +145,7 @@ unsafe fn stream_norm_body<V: Lanes>(a: &StreamNorm, row: usize) {
         let x = match a.source {
             StreamSource::Before { pages, tables } => match tables.of(row) {
                 (0, _) => core::ptr::null(),
-                (position, table) => pages.at(table, position - 1),
+                (position, table) => pages.at(table, position - 1).cast::<f32>(),
             },
             StreamSource::Rows { x, row_index } => {
                 let from = if row_index.is_null() { row } else { *row_index.add(row) as usize };

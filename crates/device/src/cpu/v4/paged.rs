@@ -1,17 +1,18 @@
 //! Rows of a sequence in pages: one for each position, or one for each run of positions.
 
+use super::code::RowCodec;
 use lockstep_flow::limits::PAGE_TOKENS;
 
 const PAGE: usize = PAGE_TOKENS as usize;
 
-/// f32 rows in pages. A row of `ratio` positions lies in the page of its last one; pages of a
+/// Rows in pages. A row of `ratio` positions lies in the page of its last one; pages of a
 /// ratio above a page's tokens have room for one row each.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedRows {
     /// First page.
-    pub pages: *mut f32,
-    /// Floats of a row.
-    pub row: usize,
+    pub pages: *mut u8,
+    /// What a row is.
+    pub codec: RowCodec,
     /// Positions of a row.
     pub ratio: usize,
 }
@@ -35,17 +36,17 @@ impl PagedRows {
         if ratio < PAGE { PAGE / ratio } else { 1 }
     }
 
-    /// Floats of a page.
-    pub const fn page_floats(&self) -> usize {
-        Self::per_page(self.ratio) * self.row
+    /// Bytes of a page.
+    pub const fn page_bytes(&self) -> usize {
+        Self::per_page(self.ratio) * self.codec.row_bytes()
     }
 
     /// The row whose last position has this write slot.
     #[inline(always)]
-    pub fn of_slot(&self, slot: usize) -> *mut f32 {
+    pub fn of_slot(&self, slot: usize) -> *mut u8 {
         let (page, offset) = (slot / PAGE, slot % PAGE);
         let within = if self.ratio < PAGE { offset / self.ratio } else { 0 };
-        self.pages.wrapping_add(page * self.page_floats() + within * self.row)
+        self.pages.wrapping_add(page * self.page_bytes() + within * self.codec.row_bytes())
     }
 
     /// Row `i` of the sequence with this row of the block table.
@@ -53,7 +54,7 @@ impl PagedRows {
     /// # Safety
     /// `table` is readable up to the page of the row's last position.
     #[inline(always)]
-    pub unsafe fn at(&self, table: *const u32, i: usize) -> *const f32 {
+    pub unsafe fn at(&self, table: *const u32, i: usize) -> *const u8 {
         let last = (i + 1) * self.ratio - 1;
         // SAFETY: the caller's contract.
         let page = unsafe { *table.add(last / PAGE) } as usize;
@@ -80,10 +81,15 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lockstep_plan::RowCode;
 
     #[test]
     fn a_row_lies_in_the_page_of_its_last_position() {
-        let rows = |ratio| PagedRows { pages: core::ptr::null_mut(), row: 1, ratio };
+        let rows = |ratio| PagedRows {
+            pages: core::ptr::null_mut(),
+            codec: RowCodec { code: RowCode::F32, dim: 1 },
+            ratio,
+        };
         let at = |ratio: usize, table: &[u32], i: usize| {
             // SAFETY: the table has an entry for each row asked for.
             let row = unsafe { rows(ratio).at(table.as_ptr(), i) };

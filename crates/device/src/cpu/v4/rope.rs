@@ -3,15 +3,18 @@
 //! Definition: with r the head's (or weighted) RMS norm where there is one, as
 //! [`super::super::norm`] defines it, `(x[i] * r)`, times the weight where there is one. Then, for
 //! pair i of the last `rotary` channels with cosine c and sine s of the row's position: even
-//! channel fma(x0, c, x1 * -s), odd channel fma(x1, c, x0 * s); back with -s.
+//! channel fma(x0, c, x1 * -s), odd channel fma(x1, c, x0 * s); back with -s. Rows are kept, and
+//! heads that are asked for are rounded, as [`super::code`] says.
 
 use super::super::isa::{Isa, KernelKind, counters};
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::norm::{norm_row, root};
+use super::code::{CHANNELS_MAX, RowCodec};
 use super::paged::PagedRows;
+use lockstep_plan::RowCode;
 
 /// Channels of a head, at most.
-pub const HEAD_DIM_MAX: usize = 1024;
+pub const HEAD_DIM_MAX: usize = CHANNELS_MAX;
 /// Rotated channels, at most.
 pub const ROTARY_MAX: usize = 128;
 
@@ -41,6 +44,8 @@ pub struct HeadRope {
     pub eps: f32,
     /// The rotation.
     pub rope: TailRope,
+    /// How heads are rounded.
+    pub code: RowCode,
     /// `[rows]`
     pub positions: *const u32,
     /// `[rows][heads * dim]`
@@ -128,6 +133,7 @@ unsafe fn head_rope_body<V: Lanes>(a: &HeadRope, row: usize) {
                 }
             }
             turn.apply::<V>(x.add(a.dim - a.rope.rotary));
+            RowCodec { code: a.code, dim: a.dim }.round(x);
         }
     }
 }
@@ -136,10 +142,16 @@ unsafe fn head_rope_body<V: Lanes>(a: &HeadRope, row: usize) {
 unsafe fn window_store_body<V: Lanes>(a: &WindowStore, row: usize) {
     // SAFETY: the caller's contract.
     unsafe {
-        let to = a.to.of_slot(*a.write_slots.add(row) as usize);
+        let kept = a.to.of_slot(*a.write_slots.add(row) as usize);
+        let mut rounded = [0f32; HEAD_DIM_MAX];
+        let plain = a.to.codec.is_plain();
+        let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr() };
         norm_row::<V>(a.kv.add(row * a.dim), a.norm, to, a.dim, a.eps);
         let turn = Turn::new(&a.rope, *a.positions.add(row) as usize, 1.0);
         turn.apply::<V>(to.add(a.dim - a.rope.rotary));
+        if !plain {
+            a.to.codec.encode(&mut rounded[..a.dim], kept);
+        }
     }
 }
 
