@@ -15,6 +15,9 @@ use lockstep_flow::{SamplingParams, Seed, Token};
 use probes::{company, probes};
 use std::path::{Path, PathBuf};
 
+/// The bar on logits.
+const LOGITS_MAX: f32 = 5e-5;
+
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/dsv4-tiny")
 }
@@ -68,11 +71,11 @@ fn the_block_s_logits_are_the_references() {
         let outcome = &engine.alone(&[echo(golden.words("ids"))])[0];
         let (worst, _) = worst(&golden, outcome, 1);
         println!("{tokens} tokens: {worst:e}");
-        assert!(worst < 5e-5, "{tokens} tokens: {worst}");
+        assert!(worst < LOGITS_MAX, "{tokens} tokens: {worst}");
     }
 }
 
-/// Logits reach 50 here, and arithmetic is f32 on both sides: the bar is a part of the greatest.
+/// The bar of the tiny model, although logits reach 42 here: see `recall.rs`.
 #[test]
 fn the_recall_model_s_block_agrees_with_its_references() {
     let mut engine = rig(1).with(|k| k.context_tokens = 2048).engine(&recall());
@@ -81,7 +84,7 @@ fn the_recall_model_s_block_agrees_with_its_references() {
         let outcome = &engine.alone(&[echo(golden.words("ids"))])[0];
         let (worst, most) = worst(&golden, outcome, every);
         println!("{tokens} tokens: {worst:e} of {most}");
-        assert!(worst < 2e-5 * most, "{tokens} tokens: {worst} of {most}");
+        assert!(worst < LOGITS_MAX, "{tokens} tokens: {worst} of {most}");
     }
 }
 

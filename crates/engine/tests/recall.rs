@@ -11,9 +11,10 @@ use common::{Probe, Rig};
 use lockstep_flow::SamplingParams;
 use std::path::{Path, PathBuf};
 
-/// The bar on logits, as a part of the greatest: they reach 50 here, and arithmetic is f32 on both
-/// sides.
-const LOGITS_MAX: f32 = 2e-5;
+/// The bar on logits, which reach 50 here. The references are f32, and up to 4.7e-5 from the same
+/// model computed in f64; with angles rounded to f32 the distance was 6.9e-4 and grew with the
+/// position.
+const LOGITS_MAX: f32 = 5e-5;
 
 fn recall() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/recall")
@@ -58,7 +59,7 @@ fn logits_agree_with_the_references() {
             most = want.iter().map(|a| a.abs()).fold(most, f32::max);
         }
         println!("{tokens} tokens: {worst:e} of {most}");
-        assert!(worst < LOGITS_MAX * most, "{tokens} tokens: {worst} of {most}");
+        assert!(worst < LOGITS_MAX, "{tokens} tokens: {worst} of {most}");
     }
 }
 

@@ -61,12 +61,17 @@ impl Rope {
     /// Radians a position of each of the `rotary_dim / 2` pairs: the angle of pair `i` at
     /// position `p` is `p * inverse_frequencies()[i]`.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
+        self.inverse_frequencies_f64().into_iter().map(|f| f as f32).collect()
+    }
+
+    /// The same before they are rounded to f32.
+    pub fn inverse_frequencies_f64(&self) -> Vec<f64> {
         let pairs = (self.rotary_dim / 2) as usize;
         let step = 1.0 / root(self.theta, self.rotary_dim / 2);
         let mut plain = 1.0;
         let mut out = Vec::with_capacity(pairs);
         for i in 0..pairs {
-            out.push(self.scaled(i, plain) as f32);
+            out.push(self.scaled(i, plain));
             plain *= step;
         }
         out

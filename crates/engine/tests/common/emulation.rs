@@ -196,8 +196,7 @@ impl Emulation {
         }
     }
 
-    /// Angles of a position's pairs. A model's definition has frequency and angle as f32, and that
-    /// is followed here: at position 293 their rounding is up to 8e-6 of a radian.
+    /// Angles of a position's pairs.
     fn angles(&self, position: usize, compressed: bool) -> Vec<f64> {
         let dim = f64::from(self.spec.rotary_dim);
         let theta: f64 = if compressed { 160_000.0 } else { 10_000.0 };
@@ -210,7 +209,7 @@ impl Emulation {
             let ramp = ((f64::from(i) - low) / (high - low)).clamp(0.0, 1.0);
             let frequency =
                 if compressed { plain / 16.0 * ramp + plain * (1.0 - ramp) } else { plain };
-            f64::from(frequency as f32 * position as f32)
+            frequency * position as f64
         };
         (0..self.spec.rotary_dim / 2).map(of).collect()
     }

@@ -90,7 +90,7 @@ pub fn all(spec: &DeepSeekV4Spec, formats: &Formats, shape: &PlanShape) -> Vec<W
         out.push(WeightLoad { buffer: role.to_string(), source });
     }
     for (name, rope) in [(ROPE, &spec.rope), (COMPRESS_ROPE, &spec.compress_rope)] {
-        let values = rope::table(rope, shape.context_tokens);
+        let values = rope::exact_table(rope, shape.context_tokens);
         out.push(WeightLoad { buffer: name.into(), source: WeightSource::Values(values) });
     }
     out
