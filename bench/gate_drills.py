@@ -2,25 +2,36 @@
 """How well `lockstep check` sees each drill of a lab build, and how soon.
 
     (build the package lockstep-cli with its feature `lab`)
-    bench/gate_drills.py --lockstep target/release/lockstep --model models/recall
+    bench/gate_drills.py --lockstep target/release/lockstep --results gate.jsonl
+    bench/gate_drills.py --results gate.jsonl --page docs/drills-gate.md
 
 For every drill that a server can serve (`serve --lab-drill list`) a server with the audit off is
-started afresh for each seed and checked; for each seed its clean twin, the same server without the
-drill, is checked too. Prints a table in Markdown: runs in which the gate found damage, its classes,
-corrupted answers of those judged, and the medians of answers and seconds to the first of them.
+started afresh for each seed and rate and checked, and its clean twin, the same server without the
+drill. Seeds are the outer loop, so that a run that is ended early has as many seeds of every drill.
+Each check adds a line to the file of results, and what is in it already is not done again;
+the page is made from that file alone.
 
 Only the standard library is used.
 """
 
 import argparse
+import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
+import time
+import urllib.request
+from pathlib import Path
+
+TWIN = "clean twin"
+# What a check of this load takes is 15 s to 60 s; one that takes this long is stuck.
+CHECK_S = 420
 
 
 def serve(args, flags):
-    """A server and its address."""
+    """A server and its address; None where it did not come up."""
     argv = [args.lockstep, "serve", "--json", "--port", "0", "--model", args.model,
             "--kv-memory", "512MiB", "--graph-max-bs", "8", "--max-running-requests", "8", *flags]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -31,17 +42,42 @@ def serve(args, flags):
     return process, json.loads(line).get("url")
 
 
+def strikes(url):
+    """Steps that a server's drill has hit, of how many."""
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=20) as answer:
+            lab = json.load(answer)["lockstep"]["engine"].get("lab") or {}
+    except (OSError, KeyError, ValueError):
+        return None
+    return [lab.get("strikes"), lab.get("replays")]
+
+
+def command(args, seed):
+    return ["check", "--json", "--kinds", "report", "--max-tokens", "200", "--timeout", "60",
+            "--sessions", str(args.sessions), "--rounds", str(args.rounds),
+            "--context", str(args.context), "--seed", str(seed), "--accept-partial-coverage"]
+
+
 def check(args, flags, seed):
-    """The report of one check of one server; None where the server did not come up."""
+    """What one check of one server came to."""
     process, url = serve(args, flags)
     try:
         if url is None:
-            return None
-        argv = [args.check or args.lockstep, "check", url, "--json", "--kinds", "report", "--max-tokens", "200",
-                "--timeout", "60", "--sessions", str(args.sessions), "--rounds", "2",
-                "--seed", str(seed)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
-        return {**json.loads(done.stdout), "exit": done.returncode}
+            return {"failed": f"the server ended with {process.returncode} before it was ready"}
+        argv = [args.check or args.lockstep, *command(args, seed), url]
+        begun = time.monotonic()
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=CHECK_S, check=False)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"the check was not done in {CHECK_S} s", "strikes": strikes(url)}
+        report = json.loads(done.stdout)
+        if "conclusion" not in report:
+            return {"failed": report["error"]["message"], "strikes": strikes(url)}
+        kept = {name: report[name] for name in ("conclusion", "why", "answers", "calibration")}
+        kept["corrupted"] = {n: report["corrupted"][n] for n in ("classes", "first")}
+        return {**kept, "load_s": report["load"]["seconds"], "strikes": strikes(url),
+                "seconds": round(time.monotonic() - begun, 1)}
     finally:
         process.kill()
         process.wait()
@@ -49,51 +85,174 @@ def check(args, flags, seed):
 
 
 def drills(args):
-    """Names of the drills that a server can serve."""
+    """Names of the drills that a server can serve, and why the others cannot be."""
     argv = [args.lockstep, "serve", "--lab-drill", "list"]
     listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    names = [line.split()[0] for line in listed.splitlines()
-             if line.strip() and "not in a server" not in line]
-    return [name for name in names if not args.only or name in args.only]
+    names, absent = [], {}
+    for line in filter(str.strip, listed.splitlines()):
+        name, words = line.split(None, 1)
+        if words.startswith("not in a server: "):
+            absent[name] = words.removeprefix("not in a server: ")
+        else:
+            names.append(name)
+    return [n for n in names if not args.only or n in args.only], absent
 
 
-def row(name, reports):
+def read(path):
+    """The results so far: a head and the runs."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [line for line in lines if "head" in line], [line for line in lines if "drill" in line]
+
+
+def measure(args):
+    """Adds what is missing to the file of results."""
+    names, absent = drills(args)
+    heads, runs = read(args.results)
+    done = {(run["drill"], run["seed"], run["rate"]) for run in runs}
+    with open(args.results, "a", encoding="utf-8") as out:
+        def add(line):
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+        if not heads:
+            asked = " ".join(command(args, 1)).replace("--seed 1", "--seed S")
+            add({"head": {"check": asked, "absent": absent, "cores": os.cpu_count()}})
+        every = itertools.product(range(1, args.seeds + 1), args.rates.split(","), [TWIN, *names])
+        for seed, rate, name in every:
+            if (name, seed, rate) in done:
+                continue
+            flags = ["--lab-audit", "off"]
+            if name != TWIN:
+                flags += ["--lab-drill", name, "--lab-rate", rate, "--lab-seed", str(seed)]
+            found = check(args, flags, seed)
+            add({"drill": name, "seed": seed, "rate": rate, **found})
+            print(f"{name} {seed} {rate}: {found.get('conclusion') or found['failed']}", flush=True)
+
+
+def row(name, runs):
     """A line of the table."""
-    unable = sum(not r or "conclusion" not in r for r in reports)
-    reports = [r for r in reports if r and "conclusion" in r]
-    if not reports:
-        return f"| `{name}` | {unable} servers answered nothing, even alone | | | | |"
-    found = [r for r in reports if r["conclusion"] == "corrupted"]
-    classes = sorted({c for r in found for c in r["corrupted"]["classes"]})
-    bad = sum(r["answers"]["corrupted"] for r in reports)
-    judged = sum(r["answers"]["judged"] for r in reports)
-    first = [r["corrupted"]["first"] for r in found if r["corrupted"]["first"]]
-    answers = statistics.median(f["answers"] for f in first) if first else ""
+    judged = [run for run in runs if "failed" not in run]
+    found = [run for run in judged if run["conclusion"] == "corrupted"]
+    unable = len(runs) - len(judged)
+    classes = sorted({c for run in found for c in run["corrupted"]["classes"]})
+    bad = sum(run["answers"]["corrupted"] for run in judged)
+    all_judged = sum(run["answers"]["judged"] for run in judged)
+    first = [run["corrupted"]["first"] for run in found if run["corrupted"]["first"]]
+    answers = f"{statistics.median(f['answers'] for f in first):g}" if first else ""
     seconds = f"{statistics.median(f['seconds'] for f in first):.1f}" if first else ""
-    return (f"| `{name}` | {len(found)}/{len(reports)} | {', '.join(classes)} | {bad} of {judged} "
-            f"| {answers} | {seconds} |")
+    rate = f"{len(found)}/{len(judged)}" if judged else ""
+    rate = f"**{rate}**" if found else rate
+    lost = sum(run["answers"]["errors"] + run["answers"]["timeouts"] for run in judged)
+    alone = sum(run["calibration"]["reliable"] for run in judged)
+    asked = sum(run["calibration"]["requests"] for run in judged)
+    counted = f"{bad} of {all_judged}" if judged else ""
+    struck = [run["strikes"] for run in runs if run.get("strikes") and run["strikes"][1]]
+    hit = f"{sum(s[0] for s in struck)} of {sum(s[1] for s in struck)}" if struck else ""
+    return (f"| `{name}` | {hit} | {rate} | {', '.join(classes)} | {counted} | {answers} | {seconds} "
+            f"| {lost or ''} | {f'{alone} of {asked}' if judged else ''} | {unable or ''} |")
+
+
+HEAD = ("| drill | steps hit | found | classes | corrupted answers | answers to the first "
+        "| seconds of load to the first | errors | right alone | nothing to judge |")
+
+
+def quoted(names):
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def often(rate):
+    return "every step" if float(rate) == 1 else f"one step in {1 / float(rate):g}"
+
+
+def table(runs, rate):
+    """The rows of a rate, the twin last."""
+    of = {}
+    for run in runs:
+        if run["rate"] == rate:
+            of.setdefault(run["drill"], []).append(run)
+    live = sorted(name for name in of if name != TWIN)
+    counts = {len(of[name]) for name in live}
+    each = "-".join(str(n) for n in sorted(counts))
+    rows = [row(name, of[name]) for name in live + [n for n in of if n == TWIN]]
+    found = sum(any(run.get("conclusion") == "corrupted" for run in of[name]) for name in live)
+    return [f"## In {often(rate)}", "", f"{found} of {len(live)} found in at least one of {each} runs.", "",
+            HEAD, "|---" * 10 + "|", *rows, ""]
+
+
+def page(args):
+    """The results as a page."""
+    heads, runs = read(args.results)
+    if not heads or not runs:
+        sys.exit(f"{args.results} holds no results")
+    head = heads[0]["head"]
+    live = {run["drill"] for run in runs} - {TWIN}
+    found = {run["drill"] for run in runs if run.get("conclusion") == "corrupted"} - {TWIN}
+    loud = {run["drill"] for run in runs if "failed" in run or run["answers"]["errors"]}
+    loud -= found | {TWIN}
+    hit = {run["drill"] for run in runs if (run.get("strikes") or [0])[0]}
+    silent, idle = sorted((live & hit) - found - loud), sorted(live - hit)
+    twins = [run for run in runs if run["drill"] == TWIN and "failed" not in run]
+    alarms = sum(run["conclusion"] == "corrupted" for run in twins)
+    seeds = [run["seed"] for run in runs]
+    lines = [
+        "# Drills, seen by the gate",
+        "",
+        f"What [`lockstep check`](check.md) notices, over HTTP alone, of each fault of "
+        f"[drills.md](drills.md) that a server can serve: {len(found)} of {len(live)} are found as "
+        f"corruption, {len(loud)} more end in errors or no answer at all, and clean twins raised "
+        f"{alarms} alarms in {len(twins)} runs.",
+        "",
+        f"Not seen: {quoted(silent) or 'none'}, whose strikes changed no answer of these sessions; and "
+        f"{quoted(idle) or 'none'}, which found nothing to hit in this model's steps.",
+        "",
+        f"Each run is a fresh `serve --model recall --lab-drill NAME --lab-audit off --lab-rate P "
+        f"--lab-seed S` of a lab build, with every watcher of its own turned off, and `lockstep "
+        f"{head['check']}` (S from {min(seeds)} to {max(seeds)}), on {head['cores']} cores that other "
+        "jobs used too, so that seconds are upper bounds. `bench/gate_drills.py` measured it and wrote "
+        "this page.",
+        "",
+    ]
+    for rate in sorted({run["rate"] for run in runs}, key=float, reverse=True):
+        lines += table(runs, rate)
+    lines += [
+        "*found*: runs whose conclusion was corruption, of those that could be judged. *Right alone*: "
+        "requests that were right one at a time, before the load. A fault that hits those too leaves "
+        "less to hold answers against; what is left is that this server claims to answer alike alone "
+        "and in a crowd. *Errors*: under load, answers that were an error instead; the engine stops at "
+        "a logit that is no number. *Nothing to judge*: runs in which not one answer came alone.",
+    ]
+    failed = {}
+    for run in runs:
+        if "failed" in run:
+            failed.setdefault(run["failed"].split("; the first: ")[-1], set()).add(run["drill"])
+    if failed:
+        lines += ["", "Why nothing could be judged:", ""]
+        for why, of_drills in sorted(failed.items()):
+            lines.append(f"- {quoted(sorted(of_drills))}: {why}")
+    if head["absent"]:
+        lines += ["", "Not in a server:", ""]
+        lines += [f"- `{n}`: {why}" for n, why in sorted(head["absent"].items())]
+    Path(args.page).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lockstep", required=True, help="a binary with the feature lab")
+    parser.add_argument("--lockstep", help="a binary with the feature lab")
     parser.add_argument("--check", help="another binary to check with")
     parser.add_argument("--model", default="models/recall")
-    parser.add_argument("--sessions", type=int, default=12)
+    parser.add_argument("--sessions", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--context", type=int, default=160)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--rate", default="1", help="the probability with which a step is hit")
+    parser.add_argument("--rates", default="1,0.02", help="probabilities with which a step is hit")
     parser.add_argument("--only", action="append")
+    parser.add_argument("--results", type=Path, required=True, help="a file of JSON lines, added to")
+    parser.add_argument("--page", help="write the page from the results to this file")
     args = parser.parse_args()
-    print("| drill | found | classes | corrupted answers | answers to the first | seconds |")
-    print("|---|---|---|---|---|---|")
-    for name in drills(args):
-        flags = ["--lab-drill", name, "--lab-audit", "off", "--lab-rate", args.rate]
-        runs = [check(args, [*flags, "--lab-seed", str(s)], s) for s in range(1, args.seeds + 1)]
-        print(row(name, runs), flush=True)
-    twins = [check(args, ["--audit-rate", "0"], s) for s in range(1, args.seeds + 1)]
-    print(row("clean twin", twins), flush=True)
-    return 1 if any(t and t["conclusion"] == "corrupted" for t in twins) else 0
+    if args.lockstep:
+        measure(args)
+    if args.page:
+        page(args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

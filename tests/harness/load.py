@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass
 class Timing:
-    """Seconds since the request was sent, except `sent`, which is on the clock of perf_counter."""
+    """Seconds since the request was sent, except `sent`, which is on the clock of perf_counter, and
+    `server_ms`, llama.cpp's own milliseconds from the first token to the last."""
 
     sent: float
     arrivals: list
     tokens: int
+    server_ms: float = 0.0
 
     @property
     def first_s(self):
@@ -35,15 +37,17 @@ def completion(server, prompt, max_tokens):
     if server.name.startswith("llama"):
         body["cache_prompt"] = False
     sent = time.perf_counter()
-    arrivals, tokens = [], 0
+    arrivals, tokens, server_ms = [], 0, 0.0
     for at, event in server.client.stream("/v1/completions", body):
         if event.get("choices"):
             arrivals.append(at)
         if event.get("usage"):
             tokens = event["usage"]["completion_tokens"]
+        if event.get("timings"):
+            server_ms = event["timings"]["predicted_ms"]
     if tokens != max_tokens or not arrivals:
         raise RuntimeError(f"{server.name} gave {tokens} tokens of {max_tokens}")
-    return Timing(sent, arrivals, tokens)
+    return Timing(sent, arrivals, tokens, server_ms)
 
 
 def together(server, prompts, max_tokens):

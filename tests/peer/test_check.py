@@ -8,15 +8,31 @@ import json
 import os
 import subprocess
 import unittest
+import urllib.request
 from pathlib import Path
 
 from harness import servers
 
-SIZES = ["--sessions", "16", "--rounds", "2", "--context", "64", "--max-tokens", "64", "--timeout", "240"]
+SIZES = ["--sessions", "16", "--rounds", "2", "--context", "64", "--max-tokens", "64"]
+# One answer in so many is damaged.
+ONE_IN = 4
+# Damage by what is done to an answer: the classes that it may be found in, and which share of it
+# shows at least. A swap shows where the two answers differ; a piece that is dropped or doubled,
+# where it is one of a code's.
+DAMAGES = {
+    "alter": ({"altered"}, 0.6),
+    "swap": ({"swapped", "altered"}, 0.3),
+    "leak": ({"structural"}, 0.8),
+    "drop": ({"altered", "structural"}, 0.4),
+    "duplicate": ({"altered", "structural"}, 0.4),
+}
+# What takes an answer away, with the count that it belongs in.
+LOSSES = {"error": "errors", "cut": "errors", "stall": "timeouts"}
 
 
-def check(url, *flags):
+def check(url, *flags, timeout_s=240):
     """Exit code and report."""
+    flags = [*flags, "--timeout", str(timeout_s)]
     argv = [servers.need("LOCKSTEP_BIN", "the lockstep binary"), "check", url, "--json", *SIZES, *flags]
     done = subprocess.run(argv, capture_output=True, timeout=900, check=False)
     if done.returncode > 2:
@@ -37,7 +53,13 @@ class Faults:
 
     def __enter__(self):
         self.process = subprocess.Popen(self.argv, stdout=subprocess.PIPE, text=True)
-        return self.process.stdout.readline().strip()
+        self.url = self.process.stdout.readline().strip()
+        return self
+
+    def put_in(self):
+        """How many answers it has damaged."""
+        with urllib.request.urlopen(f"{self.url}/faults", timeout=30) as answer:
+            return json.load(answer)["faults"]
 
     def __exit__(self, *exc):
         self.process.kill()
@@ -59,21 +81,44 @@ class Gate(unittest.TestCase):
             calibrated = 2 * clean["calibration"]["requests"]
             flags = ["--kinds", ",".join(used), "--accept-partial-coverage"]
             # Each takes a minute; the room's own tests have every class beside an exact server.
-            damages = {"alter": {"altered"}}
-            if os.environ.get("LOCKSTEP_TEST_FAULTS") == "all":
-                damages |= {"swap": {"swapped", "altered"}, "leak": {"structural"}}
-            for fault, classes in damages.items():
-                with Faults(peer.port, fault, 4, calibrated) as proxy:
-                    code, report = check(proxy, *flags)
-                found = set(report["corrupted"]["classes"])
+            every = os.environ.get("LOCKSTEP_TEST_FAULTS") == "all"
+            for fault in DAMAGES if every else ["alter"]:
+                with Faults(peer.port, fault, ONE_IN, calibrated) as proxy:
+                    code, report = check(proxy.url, *flags)
+                    put_in = proxy.put_in()
                 with self.subTest(fault=fault, evidence=report["evidence"][:3]):
-                    self.assertEqual((code, report["conclusion"]), (1, "corrupted"))
-                    self.assertLessEqual(found, classes)
-            if len(damages) > 1:
-                with Faults(peer.port, "error", 4, calibrated) as proxy:
-                    code, report = check(proxy, *flags)
-                self.assertGreater(report["answers"]["errors"], 0)
-                self.assertEqual(report["answers"]["corrupted"], 0)
+                    self.judge_damage(fault, code, report, put_in)
+            for fault in LOSSES if every else []:
+                patience = 60 if fault == "stall" else 240
+                with Faults(peer.port, fault, ONE_IN, calibrated) as proxy:
+                    _, report = check(proxy.url, *flags, timeout_s=patience)
+                    put_in = proxy.put_in()
+                with self.subTest(fault=fault, answers=report["answers"]):
+                    self.judge_loss(fault, report, put_in)
+
+    def judge_damage(self, fault, code, report, put_in):
+        """Found, in its class, and as often as it was put in."""
+        classes, shown = DAMAGES[fault]
+        self.assertEqual((code, report["conclusion"]), (1, "corrupted"))
+        self.assertLessEqual(set(report["corrupted"]["classes"]), classes)
+        self.assertLessEqual(report["answers"]["corrupted"], put_in)
+        low, high = report["corrupted"]["interval_95"]
+        self.assertLessEqual(low, 1 / ONE_IN)
+        self.assertGreaterEqual(high, shown / ONE_IN)
+        print(f"note: {fault}: {report['answers']['corrupted']} of {report['answers']['judged']} "
+              f"corrupted, {put_in} put in: {report['corrupted']['classes']}", flush=True)
+
+    def judge_loss(self, fault, report, put_in):
+        """Counted for what it is, each time that it was not put into an aborted answer."""
+        answers = report["answers"]
+        self.assertEqual(answers["corrupted"], 0)
+        lost = answers[LOSSES[fault]]
+        self.assertGreater(lost, 0)
+        self.assertGreaterEqual(lost, put_in - answers["aborted_on_purpose"])
+        if fault != "stall":
+            # An answer may be late by itself.
+            self.assertLessEqual(lost, put_in)
+        print(f"note: {fault}: {lost} {LOSSES[fault]}, {put_in} put in", flush=True)
 
 
 if __name__ == "__main__":

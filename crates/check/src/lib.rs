@@ -11,3 +11,6 @@ pub mod judge;
 pub mod report;
 pub mod run;
 pub mod stats;
+mod stop;
+
+pub use stop::Stop;

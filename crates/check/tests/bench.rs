@@ -78,7 +78,7 @@ async fn every_request_is_counted_once_and_in_its_class() {
     assert_eq!(p.goodput.as_ref().unwrap().slo_attainment, 10.0 / 12.0);
     assert!(e.failures.iter().any(|f| f.contains("full")), "{:?}", e.failures);
     let text = format!("{}\n", line(p));
-    let back = read(&text).unwrap().remove(0).totals;
+    let back = read(&text).unwrap().0.remove(0).totals;
     assert_eq!((back.completed, back.total_output_tokens), (10, 20));
     assert!((back.output_throughput / p.totals.output_throughput - 1.0).abs() < 1e-9);
     assert!(table(&points).contains("TTFT") && csv(&points).lines().count() == 2);

@@ -9,12 +9,13 @@ mod clerk;
 mod proxy;
 
 use clerk::Clerk;
+use lockstep_check::Stop;
 use lockstep_check::client::{Client, Target, Timeouts};
 use lockstep_check::coverage::Source;
 use lockstep_check::dialogue::{Kind, make};
 use lockstep_check::judge::Verdict;
 use lockstep_check::report;
-use lockstep_check::run::{Claim, Conclusion, Finding, Options, Profile, check};
+use lockstep_check::run::{Claim, Conclusion, Finding, Options, Profile, Progress, Watch, check};
 use proxy::{Fault, Plan};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ fn run(url: &str, options: &Options, timeout: Duration) -> Finding {
     let timeouts = Timeouts { total: timeout, idle: timeout, ..Timeouts::default() };
     let client = Client::new(Target::parse(url).unwrap().with_timeouts(timeouts));
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(check(client, options.clone(), Arc::new(|_| ()))).unwrap()
+    let (options, watch) = (options.clone(), Arc::new(|_: &Progress| ()));
+    runtime.block_on(check(client, options, watch, Stop::default())).unwrap()
 }
 
 const PATIENT: Duration = Duration::from_secs(120);
@@ -196,6 +198,67 @@ fn coverage_is_inferred_from_slots_and_filled() {
     assert!(why[0].contains("--decode-log"), "{why:?}");
 }
 
+/// The requests one at a time before the load were once counted as coverage: buckets that no crowd
+/// had gone through looked exercised.
+#[test]
+fn calibration_is_no_coverage() {
+    let clerk = Clerk { counts_steps: true, ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(clerk));
+    let options = some(&[Kind::Echo], 4);
+    let finding = run(&url, &options, PATIENT);
+    assert_eq!(finding.coverage.source, Source::Exactly);
+    let steps: u64 = finding.coverage.buckets.iter().map(|b| b.seen).sum();
+    let under_load = finding.answers.len() as u64 + u64::from(finding.aborts);
+    assert_eq!(steps, under_load, "{:?}", finding.coverage);
+    assert!(finding.calibrated.0 > 0);
+}
+
+/// An ended check once saved nothing, not even damage that it had found.
+#[test]
+fn what_was_found_before_the_end_is_kept_and_replayed() {
+    let ended =
+        |url: &str, phase: &'static str, enough: fn(&Progress) -> bool, options: &Options| {
+            let stop = Stop::default();
+            let asker = stop.clone();
+            let watch: Watch = Arc::new(move |p: &Progress| {
+                if p.phase.starts_with(phase) && enough(p) {
+                    asker.stop();
+                }
+            });
+            let client = Client::new(Target::parse(url).unwrap());
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(check(client, options.clone(), watch, stop))
+        };
+    let clerk = Clerk { takes: Duration::from_millis(5), ..Clerk::default() };
+    let upstream = clerk::start(clerk);
+    let url = format!("http://{upstream}");
+    let options = some(&[Kind::Report, Kind::Lookup], 48);
+
+    let finding = ended(&url, "wave", |p| p.done == 30, &options).unwrap();
+    assert!(finding.is_ended_early && (30..200).contains(&finding.answers.len()));
+    let Conclusion::Inconclusive { why } = finding.conclude() else { panic!() };
+    assert!(why[0].starts_with("it was ended early"), "{why:?}");
+    let again = report::replay(&report::json(&finding).to_string()).unwrap();
+    assert_eq!((again.only.len(), again.sessions, again.seed), (0, 48, 1));
+    assert_eq!(again.kinds, options.kinds);
+
+    let finding = ended(&url, "calibrating", |p| p.done == 30, &options).unwrap();
+    assert_eq!((finding.answers.len(), finding.waves), (0, 0));
+    assert!(matches!(finding.conclude(), Conclusion::Inconclusive { .. }));
+    let nothing = ended(&url, "calibrating", |_| true, &options).unwrap_err();
+    assert!(nothing.to_string().contains("nothing to report"), "{nothing}");
+
+    // Damage that was found is damage, however the run ended.
+    let options = Options { deterministic: Claim::Yes, ..options };
+    let plan = Plan { fault: Fault::Alter, one_in: 4, after: 0, seed: 5 };
+    let proxy = proxy::start(&upstream, plan).unwrap();
+    let finding = ended(&proxy.address, "wave", |p| p.tally.corrupted == 3, &options).unwrap();
+    assert!(finding.is_ended_early && finding.tally().corrupted >= 3);
+    assert_eq!(finding.conclude().name(), "corrupted");
+    let again = report::replay(&report::json(&finding).to_string()).unwrap();
+    assert_eq!(again.only, finding.corrupted_sessions().into_iter().collect::<Vec<_>>());
+}
+
 /// The ladder says of each change what it does: damage that needs a crowd goes with the crowd.
 #[test]
 fn the_ladder_names_the_change_that_removes_the_damage() {
@@ -215,10 +278,13 @@ fn the_ladder_names_the_change_that_removes_the_damage() {
 fn nothing_that_answers_is_an_error_that_says_so() {
     let client = Client::new(Target::parse("http://127.0.0.1:9").unwrap());
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let e = runtime.block_on(check(client, options(8), Arc::new(|_| ()))).unwrap_err();
+    let ask = |client, options| {
+        runtime.block_on(check(client, options, Arc::new(|_| ()), Stop::default())).unwrap_err()
+    };
+    let e = ask(client, options(8));
     assert!(e.to_string().contains("127.0.0.1:9"), "{e}");
     let bad = Options { sessions: 0, ..options(8) };
     let client = Client::new(Target::parse("http://127.0.0.1:9").unwrap());
-    let e = runtime.block_on(check(client, bad, Arc::new(|_| ()))).unwrap_err();
+    let e = ask(client, bad);
     assert!(e.to_string().contains("--sessions is 0"), "{e}");
 }

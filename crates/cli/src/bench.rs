@@ -4,7 +4,7 @@ use crate::out;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_check::bench::{
-    self, Arrivals, CONCURRENCY_MAX, Compared, Dataset, FILE_BYTES_MAX, Point, Progress, Server,
+    self, Arrivals, CONCURRENCY_MAX, Dataset, FILE_BYTES_MAX, Pair, Point, Progress, Server,
     Settings, Slo, Workload,
 };
 use lockstep_check::client::{Call, Client, Target, Timeouts};
@@ -222,10 +222,8 @@ impl OutputArgs {
     }
 
     /// Writes everything that was asked for. `pairs` are comparisons.
-    fn write(&self, points: &[Point], pairs: &[([Point; 2], Compared)]) -> Result<(), String> {
-        let mut lines: Vec<String> = points.iter().map(|p| bench::line(p).to_string()).collect();
-        lines.extend(pairs.iter().map(|(p, c)| bench::comparison(p, c).to_string()));
-        write(self.json.as_deref(), || lines.join("\n") + "\n")?;
+    fn write(&self, points: &[Point], pairs: &[Pair]) -> Result<(), String> {
+        write(self.json.as_deref(), || bench::lines(points, pairs))?;
         write(self.csv.as_deref(), || bench::csv(points))?;
         write(self.html.as_deref(), || bench::page(points, pairs))?;
         if self.is_stdout_taken() {
@@ -235,11 +233,8 @@ impl OutputArgs {
         for (points, ratios) in pairs {
             out::line(bench::compared(points, ratios).trim_end());
         }
-        for note in points.iter().flat_map(bench::notes) {
-            out::line(&note);
-        }
-        for line in points.iter().filter_map(bench::overhead) {
-            out::line(&line);
+        for line in bench::notes(points, pairs).iter().chain(&bench::overhead(points)) {
+            out::line(line);
         }
         Ok(())
     }
@@ -277,8 +272,8 @@ fn show_file(args: &ShowArgs) -> Result<u8, String> {
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(named(&format!("more than {FILE_BYTES_MAX} bytes")));
     }
-    let points = bench::read(&text).map_err(|e| named(&e))?;
-    args.output_to.write(&points, &[])?;
+    let (points, pairs) = bench::read(&text).map_err(|e| named(&e))?;
+    args.output_to.write(&points, &pairs)?;
     Ok(DONE)
 }
 
@@ -304,13 +299,49 @@ fn settings(args: &BenchArgs, context_tokens: Option<u32>) -> Settings {
         seed: args.seed,
         ci: args.ci,
         repeats_min: args.min_repeats,
-        repeats_max: args.max_repeats.max(args.min_repeats),
+        repeats_max: args.max_repeats,
         slo: Slo { ttft_ms: args.slo_ttft_ms, tpot_ms: args.slo_tpot_ms, e2e_ms: args.slo_e2e_ms },
         has_warmup: !args.no_warmup,
     }
 }
 
+/// Refuses flags that contradict each other, each with what would work.
+fn consistent(args: &BenchArgs) -> Result<(), String> {
+    let (min, max) = (args.min_repeats, args.max_repeats);
+    if min > max {
+        return Err(format!(
+            "--min-repeats {min} is more than --max-repeats {max}; raise the one or lower the other"
+        ));
+    }
+    if let Some(prefix) = args.prefix {
+        let (input, dataset) = (args.input, args.dataset);
+        if dataset != Dataset::SharedPrefix {
+            return Err(format!("--prefix is of --dataset shared-prefix, and this is {dataset}"));
+        }
+        if prefix >= input {
+            return Err(format!(
+                "--prefix {prefix} leaves nothing of --input {input} for a request's own; at most \
+                 {} would work",
+                input.saturating_sub(1)
+            ));
+        }
+    }
+    let Some(requests) = args.requests.filter(|_| args.rate.is_empty()) else { return Ok(()) };
+    let turns = if args.dataset == Dataset::MultiTurn { args.turns } else { 1 };
+    let most = requests.div_ceil(turns);
+    match args.concurrency.iter().max() {
+        Some(&c) if c > most => Err(format!(
+            "-c {c} is never reached with --requests {requests}{}; at least --requests {}, or at \
+             most -c {most}, would work",
+            if turns > 1 { format!(" in conversations of {turns}") } else { String::new() },
+            u64::from(c) * u64::from(turns)
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn measure(args: &BenchArgs) -> Result<u8, String> {
+    consistent(args)?;
     args.output_to.check()?;
     raise_file_limit();
     // One thread: waking another one for each chunk would cost more than reading it.
@@ -322,7 +353,7 @@ fn measure(args: &BenchArgs) -> Result<u8, String> {
     drop(shown);
     let (points, pairs) = result?;
     if points.iter().all(|p| p.totals.completed == 0) {
-        let why = points.iter().flat_map(bench::notes).collect::<Vec<_>>().join("\n");
+        let why = bench::notes(&points, &pairs).join("\n");
         if progress.is_stopped() {
             return Err(format!("ended before a request was answered in full\n{why}"));
         }
@@ -344,15 +375,11 @@ fn measure(args: &BenchArgs) -> Result<u8, String> {
     Ok(if is_narrow && is_whole { DONE } else { INCONCLUSIVE })
 }
 
-type Measured = (Vec<Point>, Vec<([Point; 2], Compared)>);
+type Measured = (Vec<Point>, Vec<Pair>);
 
 async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, String> {
     let ended = progress.clone();
-    tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            ended.stop();
-        }
-    });
+    crate::interrupt::once(move || ended.stop());
     let first = server(args, &args.url, progress).await?;
     let (mut points, mut pairs) = (Vec::new(), Vec::new());
     match &args.compare {

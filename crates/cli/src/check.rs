@@ -3,6 +3,7 @@
 use crate::exit::{Exit, Failure};
 use crate::out;
 use clap::{Args, ValueEnum, ValueHint};
+use lockstep_check::Stop;
 use lockstep_check::client::{Client, Target, Timeouts};
 use lockstep_check::dialogue::Kind;
 use lockstep_check::report;
@@ -113,7 +114,7 @@ pub enum ClaimArg {
 const CODES: &str = "Exit codes of check:\n  \
     0  clean, and every captured batch size was exercised\n  \
     1  corrupted\n  \
-    2  inconclusive: too little evidence or coverage; it says which\n  \
+    2  inconclusive: too little evidence or coverage, or ended early; it says which\n  \
     3  it could not run";
 
 /// What stands below its help.
@@ -121,7 +122,7 @@ pub fn help() -> String {
     format!(
         "Sends multi-turn sessions with known answers, first one at a time, then all at once, to \
          any server of the OpenAI API, and tells apart what the server damaged, what the model got \
-         wrong by itself, errors, timeouts and refusals.\n\n\
+         wrong by itself, errors, timeouts and refusals. Ctrl-C ends with what was found.\n\n\
          Examples:\n  lockstep check\n  \
          lockstep check http://10.0.0.5:30000 --sessions 96 --rounds 3\n  \
          lockstep check http://127.0.0.1:8000 --bound 0.1% --time-limit 7200\n  \
@@ -172,7 +173,12 @@ fn checked(args: &CheckArgs) -> Result<Conclusion, Failure> {
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|e| cannot(format!("no threads for the client: {e}")))?;
     let bar = bar(args.json);
-    let found = runtime.block_on(check(client, options, watch(&bar)));
+    let stop = Stop::default();
+    let found = runtime.block_on(async {
+        let ended = stop.clone();
+        crate::interrupt::once(move || ended.stop());
+        check(client, options, watch(&bar), stop).await
+    });
     bar.finish_and_clear();
     let finding = found.map_err(cannot)?;
     publish(args, &finding)?;
@@ -201,8 +207,8 @@ fn publish(args: &CheckArgs, finding: &Finding) -> Result<(), Failure> {
 
 fn client(args: &CheckArgs) -> Result<Client, Failure> {
     let total = Duration::from_secs(args.timeout);
-    let timeouts =
-        Timeouts { total, idle: total.min(Duration::from_secs(60)), ..Timeouts::default() };
+    // A request may wait in the server's queue for as long.
+    let timeouts = Timeouts { total, idle: total, ..Timeouts::default() };
     let target = Target::parse(&args.url)
         .and_then(|t| t.with_api_key(args.api_key.as_deref()))
         .map_err(cannot)?;
@@ -302,6 +308,19 @@ mod tests {
         for bad in ["", "%", "0", "100%", "-1%", "NaN", "x"] {
             assert!(rate(bad).unwrap_err().contains("0.1%"), "{bad}");
         }
+    }
+
+    /// A request that waited for more than a minute was once a timeout, whatever was asked.
+    #[test]
+    fn an_answer_may_take_as_long_as_the_timeout_says() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            check: CheckArgs,
+        }
+        let line = <Line as clap::Parser>::parse_from(["x", "--timeout", "300"]);
+        let timeouts = client(&line.check).unwrap().target().timeouts;
+        assert_eq!((timeouts.idle.as_secs(), timeouts.total.as_secs()), (300, 300));
     }
 
     #[test]

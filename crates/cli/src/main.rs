@@ -11,6 +11,7 @@ mod doctor;
 mod drill;
 mod exit;
 mod http;
+mod interrupt;
 mod knob_fault;
 #[cfg_attr(not(feature = "lab"), path = "no_lab.rs")]
 mod lab;

@@ -88,11 +88,46 @@ fn a_sound_server_is_clean_and_every_damaged_answer_is_found() {
     assert!(classes.contains_key("altered"), "{classes:?}");
 }
 
+/// Ctrl-C once lost everything that a long check had found.
+#[test]
+fn a_check_that_is_interrupted_says_and_saves_what_it_has() {
+    let server = serve("interrupted");
+    let folder = temp_dir("interrupted-out");
+    let child = Command::new(lockstep())
+        .args(["check", &server.url, "--kinds", "report", "--max-tokens", "200"])
+        .args(["--sessions", "64", "--save", "report.json"])
+        .current_dir(&folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    common::wait_until("five answers", || {
+        let out = Command::new(lockstep()).args(["status", &server.url, "--json"]).output();
+        let status: Value = serde_json::from_slice(&out.unwrap().stdout).unwrap();
+        status["lockstep"]["engine"]["counters"]["finished"].as_u64() > Some(4)
+    });
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "INT", &pid]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(2), "{out:?}");
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.contains("INCONCLUSIVE") && said.contains("ended early"), "{said}");
+    let saved: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("report.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&saved["conclusion"], &saved["ended_early"]),
+        (&"inconclusive".into(), &true.into())
+    );
+    assert!(saved["calibration"]["requests"].as_u64() > Some(0));
+    assert_eq!(saved["options"]["sessions"], 64);
+}
+
 #[test]
 fn what_cannot_run_is_3_and_says_why() {
     for (args, words) in [
         (&["http://127.0.0.1:9"][..], "127.0.0.1:9"),
         (&["https://example.org"], "http://HOST:PORT"),
+        (&["http://127.0.0.1:9/?x=1"], "'http://127.0.0.1:9/' would work"),
         (&["--sessions", "0"], "--sessions is 0"),
         (&["--no-such-flag"], "--no-such-flag"),
         (&["--bound", "2"], "0.1%"),

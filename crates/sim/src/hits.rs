@@ -156,7 +156,10 @@ pub fn before(step: &mut Step, strike: &Strike, memory: &mut Memory, rng: &mut R
         }
         Strike::RowNotWritten | Strike::RowNotWrittenByKernel => {
             let page = step.written_pages().first().copied();
-            let keys = step.page_buffers().into_iter().find(|(n, _)| n.ends_with("k_pages"));
+            // Index keys where the model has any; else the keys of attention.
+            let buffers = step.page_buffers();
+            let of = |kind: &str| buffers.iter().find(|(n, _)| n.ends_with(kind)).cloned();
+            let keys = of(".index_pages").or_else(|| of("k_pages"));
             if let (Some(page), Some((name, page_bytes))) = (page, keys) {
                 let offset = u64::from(page) * page_bytes;
                 undo.states.push((name.clone(), offset, step.state(&name, offset, page_bytes)));

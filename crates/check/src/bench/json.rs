@@ -3,7 +3,7 @@
 
 use super::point::{Goodput, Latencies, Point, Totals};
 use super::stats::Summary;
-use super::sweep::Compared;
+use super::sweep::{Compared, Pair};
 use core::fmt;
 use serde_json::{Map, Value, json};
 
@@ -22,6 +22,8 @@ pub enum ReadError {
     Json { line: usize, why: serde_json::Error },
     /// JSON, without a benchmark's fields.
     Fields { line: usize },
+    /// A comparison that does not follow the two loads that it compares.
+    Comparison { line: usize },
     /// Nothing in it, or far too much.
     Count { points: usize },
 }
@@ -34,6 +36,11 @@ impl fmt::Display for ReadError {
                 f,
                 "line {line} has none of a benchmark's fields (output_throughput, completed, \
                  mean_ttft_ms); a file of `bench --json` or of SGLang's bench_serving would work"
+            ),
+            ReadError::Comparison { line } => write!(
+                f,
+                "line {line} compares two results that do not stand right before it, as \
+                 `bench --compare --json` writes them"
             ),
             ReadError::Count { points } => {
                 write!(f, "{points} results; between 1 and {POINTS_MAX} can be shown")
@@ -101,8 +108,26 @@ pub fn line(point: &Point) -> Value {
     Value::Object(fields)
 }
 
+/// The whole file: a line a point, and after two points that were measured in turns their ratios.
+pub fn lines(points: &[Point], pairs: &[Pair]) -> String {
+    let mut text = String::new();
+    let mut add = |value: Value| {
+        text.push_str(&value.to_string());
+        text.push('\n');
+    };
+    let mut pairs = pairs.iter().peekable();
+    for (at, point) in points.iter().enumerate() {
+        add(line(point));
+        let ends_here = |pair: &&Pair| at > 0 && pair.0[0] == points[at - 1] && pair.0[1] == *point;
+        if let Some((both, ratios)) = pairs.next_if(ends_here) {
+            add(comparison(both, ratios));
+        }
+    }
+    text
+}
+
 /// The line that follows two points which were measured in turns.
-pub fn comparison(points: &[Point; 2], compared: &Compared) -> Value {
+fn comparison(points: &[Point; 2], compared: &Compared) -> Value {
     json!({"lockstep_comparison": {
         "base_urls": [points[0].url, points[1].url],
         "load": points[0].load(),
@@ -131,13 +156,16 @@ fn without_python_numbers(line: &str) -> String {
     out
 }
 
-/// Reads a file of lines, ours or SGLang's. Lines of a comparison are passed over.
-pub fn read(text: &str) -> Result<Vec<Point>, ReadError> {
-    let mut points = Vec::new();
+/// Reads a file of lines, ours or SGLang's: its points, and those of them that were measured in
+/// turns with their ratios.
+pub fn read(text: &str) -> Result<(Vec<Point>, Vec<Pair>), ReadError> {
+    let (mut points, mut pairs) = (Vec::new(), Vec::new());
     for (at, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let value: Value = serde_json::from_str(&without_python_numbers(line))
             .map_err(|why| ReadError::Json { line: at + 1, why })?;
-        if value.get("lockstep_comparison").is_some() {
+        if let Some(compared) = value.get("lockstep_comparison") {
+            let pair = pair(&points, compared).ok_or(ReadError::Comparison { line: at + 1 })?;
+            pairs.push(pair);
             continue;
         }
         points.push(point(&value).ok_or(ReadError::Fields { line: at + 1 })?);
@@ -146,9 +174,18 @@ pub fn read(text: &str) -> Result<Vec<Point>, ReadError> {
         }
     }
     match points.len() {
-        1..=POINTS_MAX => Ok(points),
+        1..=POINTS_MAX => Ok((points, pairs)),
         points => Err(ReadError::Count { points }),
     }
+}
+
+/// The last two points with what a line after them says of both.
+fn pair(points: &[Point], compared: &Value) -> Option<Pair> {
+    let [.., a, b] = points else { return None };
+    let urls = [&compared["base_urls"][0], &compared["base_urls"][1]];
+    let is_theirs = urls[0] == a.url.as_str() && urls[1] == b.url.as_str();
+    let ratios = serde_json::from_value(compared["ratios"].clone()).ok()?;
+    (is_theirs && compared["load"] == a.load()).then(|| ([a.clone(), b.clone()], ratios))
 }
 
 fn point(value: &Value) -> Option<Point> {
@@ -289,6 +326,7 @@ pub fn csv(points: &[Point]) -> String {
 mod tests {
     use super::*;
     use crate::bench::point::Extra;
+    use crate::bench::stats::Ratio;
     use proptest::prelude::*;
 
     fn a_point() -> Point {
@@ -320,7 +358,26 @@ mod tests {
     fn what_is_written_is_read_back() {
         let point = a_point();
         let text = format!("{}\n\n{}\n", line(&point), line(&point));
-        assert_eq!(read(&text).unwrap(), [point.clone(), point]);
+        assert_eq!(read(&text).unwrap(), (vec![point.clone(), point], vec![]));
+    }
+
+    /// Ratios were once left out when a file was shown.
+    #[test]
+    fn comparisons_are_written_and_read_back_with_their_points() {
+        let both = ["http://a:1", "http://b:2"].map(|url| Point { url: url.into(), ..a_point() });
+        let ratio = Ratio { ratio: 1.5, count: 3, low: Some(1.25), high: None };
+        let compared = Compared {
+            output_throughput: ratio,
+            mean_ttft: ratio,
+            mean_tpot: ratio,
+            is_conclusive: true,
+        };
+        let points = both.to_vec();
+        let pairs = vec![(both, compared)];
+        let text = lines(&points, &pairs);
+        assert_eq!(read(&text).unwrap(), (points, pairs));
+        let alone = text.lines().last().unwrap();
+        assert!(read(alone).unwrap_err().to_string().contains("line 1 compares"));
     }
 
     #[test]
@@ -331,7 +388,7 @@ mod tests {
             "request_throughput": 4.0, "output_throughput": 20.0, "mean_ttft_ms": 7.5, "p99_itl_ms": 3.0, "accept_length": NaN,
             "generated_texts": ["to \"Infinity\", NaN"]}"#
             .replace('\n', " ");
-        let points = read(&text).unwrap();
+        let points = read(&text).unwrap().0;
         assert_eq!((points[0].totals.completed, points[0].latencies.itl.p99), (40, 3.0));
         assert_eq!((points[0].load(), points[0].extra.is_none()), ("16".into(), true));
     }
@@ -357,7 +414,7 @@ mod tests {
         fn nothing_that_is_read_panics(text in "[{}\\[\\],:\"a-z0-9\\n]{0,60}", n in any::<f64>()) {
             let _ = read(&text);
             let odd = json!({"completed": n, "lockstep": text, "max_concurrency": n}).to_string();
-            if let Ok(points) = read(&odd) {
+            if let Ok((points, _)) = read(&odd) {
                 let _ = (csv(&points), points[0].load());
             }
         }

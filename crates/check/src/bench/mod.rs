@@ -17,7 +17,7 @@ mod sweep;
 mod table;
 mod workload;
 
-pub use json::{FILE_BYTES_MAX, ReadError, comparison, csv, line, read};
+pub use json::{FILE_BYTES_MAX, ReadError, csv, line, lines, read};
 pub use page::page;
 pub use point::{Extra, Goodput, Latencies, Point, Slo, Totals};
 pub use probe::{ProbeError, Server};
@@ -25,6 +25,6 @@ pub use progress::{Look, Progress};
 pub use prompt::Form;
 pub use run::{Arrivals, CONCURRENCY_MAX};
 pub use stats::{Interval, Ratio, Summary};
-pub use sweep::{Compared, Settings, compare, requests_of, sweep};
+pub use sweep::{Compared, Pair, Settings, compare, requests_of, sweep};
 pub use table::{compared, notes, overhead, table};
 pub use workload::{Dataset, UnknownDataset, Workload};

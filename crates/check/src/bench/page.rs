@@ -3,8 +3,8 @@
 use super::plot::{Plot, Series, escape};
 use super::point::Point;
 use super::stats::Summary;
-use super::sweep::Compared;
-use super::table::{HEAD, cells, compared, notes, overhead};
+use super::sweep::Pair;
+use super::table::{HEAD, cells, compared, letter, name, notes, overhead, servers};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1c2430;--paper:#fff;--soft:#5c6b7f;--line:#dfe4ea;--shade:#e8f1ec}\
@@ -12,7 +12,7 @@ const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:1180px;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}p{margin:.4rem 0}.soft{color:var(--soft)}\
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap}\
-th,td{text-align:right;padding:.3rem .7rem;border-bottom:1px solid var(--line)}th{color:var(--soft);font-weight:500}\
+th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line)}th{color:var(--soft);font-weight:500}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:1.2rem}\
 svg{width:100%;height:auto}text{font-size:12px;fill:var(--soft)}text.t{font-size:13px;font-weight:600;fill:var(--ink)}\
 text.x{text-anchor:middle}text.y{text-anchor:end}path{fill:none;stroke-width:2}path.grid{stroke:var(--line);stroke-width:1}\
@@ -27,11 +27,8 @@ path.s5{stroke:#6b7785}circle.s5{fill:#6b7785}.k.s5:before{background:#6b7785}\
 .bad{color:#b3365b}pre{white-space:pre-wrap}";
 
 /// The page of a benchmark.
-pub fn page(points: &[Point], comparisons: &[([Point; 2], Compared)]) -> String {
-    let mut urls: Vec<&str> = points.iter().map(|p| p.url.as_str()).collect();
-    urls.dedup();
-    urls.sort_unstable();
-    urls.dedup();
+pub fn page(points: &[Point], comparisons: &[Pair]) -> String {
+    let urls = servers(points);
     let first = points.first();
     let what = first.map_or(String::new(), |p| {
         let lengths = format!("{} prompt and {} output tokens", p.input_len, p.output_len);
@@ -42,27 +39,36 @@ pub fn page(points: &[Point], comparisons: &[([Point; 2], Compared)]) -> String 
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width\"><title>lockstep bench</title><style>{STYLE}</style>\
          <h1>lockstep bench</h1><p class=\"soft\">{}<br>{}</p>",
-        urls.iter().map(|u| escape(u)).collect::<Vec<_>>().join(", "),
+        urls.iter()
+            .enumerate()
+            .map(|(at, u)| escape(&titled(at, u, &urls)))
+            .collect::<Vec<_>>()
+            .join(", "),
         escape(&what)
     );
-    html.push_str(&rows(points, urls.len() > 1));
+    html.push_str(&rows(points, comparisons, &urls));
     for (pair, ratios) in comparisons {
         html.push_str(&format!("<pre>{}</pre>", escape_lines(&compared(pair, ratios))));
     }
     html.push_str("<h2>By load</h2><div class=\"plots\">");
     by_load(points, &urls).iter().for_each(|p| html.push_str(&framed(p)));
     html.push_str("</div><h2>How times are spread</h2><div class=\"plots\">");
-    spread(points, urls.len() > 1).iter().for_each(|p| html.push_str(&framed(p)));
+    spread(points, &urls).iter().for_each(|p| html.push_str(&framed(p)));
     html.push_str(
         "</div><h2>The last run of each load, second by second</h2><div class=\"plots\">",
     );
-    over_time(points).iter().for_each(|p| html.push_str(&framed(p)));
+    over_time(points, &urls).iter().for_each(|p| html.push_str(&framed(p)));
     html.push_str("</div><h2>The client itself</h2>");
-    for line in points.iter().filter_map(overhead) {
+    for line in overhead(points) {
         html.push_str(&format!("<p class=\"soft\">{}</p>", escape(&line)));
     }
     html.push_str("</html>\n");
     html
+}
+
+/// A server's address, with its letter where there are several.
+fn titled(at: usize, url: &str, urls: &[&str]) -> String {
+    if urls.len() > 1 { format!("{}: {url}", letter(at)) } else { url.to_owned() }
 }
 
 fn escape_lines(text: &str) -> String {
@@ -74,7 +80,8 @@ fn framed(plot: &Plot) -> String {
     if svg.is_empty() { svg } else { format!("<div>{svg}</div>") }
 }
 
-fn rows(points: &[Point], has_urls: bool) -> String {
+fn rows(points: &[Point], comparisons: &[Pair], servers: &[&str]) -> String {
+    let has_urls = servers.len() > 1;
     let mut html = String::from("<div class=\"scroll\"><table><tr>");
     let server = if has_urls { "<th>server</th>" } else { "" };
     html.push_str(server);
@@ -83,7 +90,8 @@ fn rows(points: &[Point], has_urls: bool) -> String {
     for point in points {
         html.push_str("<tr>");
         if has_urls {
-            html.push_str(&format!("<td>{}</td>", escape(&point.url)));
+            let at = servers.iter().position(|url| *url == point.url).map_or(String::new(), letter);
+            html.push_str(&format!("<td>{at}</td>"));
         }
         cells(point).iter().for_each(|c| html.push_str(&format!("<td>{}</td>", escape(c))));
         html.push_str("</tr>");
@@ -93,7 +101,7 @@ fn rows(points: &[Point], has_urls: bool) -> String {
          95% interval of the mean; steady: while the load was as asked; one request: 1,000 over \
          the median TPOT; times are p50 / p90 / p99.</p>",
     );
-    for note in points.iter().flat_map(notes) {
+    for note in notes(points, comparisons) {
         html.push_str(&format!("<p class=\"bad\">{}</p>", escape(&note)));
     }
     html
@@ -114,7 +122,8 @@ fn by_load(points: &[Point], urls: &[&str]) -> Vec<Plot> {
         let mut points: Vec<(f64, f64, f64)> =
             points.iter().filter(|p| p.url == url).map(|p| (place(p), of(p).0, of(p).1)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let name = if urls.len() > 1 { format!("{name} {url}") } else { name.to_owned() };
+        let at = urls.iter().position(|u| *u == url).filter(|_| urls.len() > 1);
+        let name = at.map_or(name.to_owned(), |at| format!("{} {name}", letter(at)));
         Series { name, points, has_dots: true }
     };
     let mut throughput = Vec::new();
@@ -152,18 +161,14 @@ fn by_load(points: &[Point], urls: &[&str]) -> Vec<Plot> {
     ]
 }
 
-fn named(point: &Point, has_urls: bool) -> String {
-    if has_urls { format!("{} {}", point.load(), point.url) } else { point.load() }
-}
-
-fn spread(points: &[Point], has_urls: bool) -> Vec<Plot> {
+fn spread(points: &[Point], servers: &[&str]) -> Vec<Plot> {
     let curve = |title, of: fn(&Point) -> &Summary| {
         let line = |p: &Point| {
             let quantiles = &of(p).quantiles;
             let last = quantiles.len().saturating_sub(1).max(1) as f64;
             let at = |(i, ms): (usize, &f64)| (*ms, 100.0 * i as f64 / last, 0.0);
             let points = quantiles.iter().enumerate().map(at).collect();
-            Series { name: named(p, has_urls), points, has_dots: false }
+            Series { name: name(p, servers), points, has_dots: false }
         };
         Plot {
             title,
@@ -180,7 +185,7 @@ fn spread(points: &[Point], has_urls: bool) -> Vec<Plot> {
     ]
 }
 
-fn over_time(points: &[Point]) -> Vec<Plot> {
+fn over_time(points: &[Point], servers: &[&str]) -> Vec<Plot> {
     let line = |name: String, values: &[u64]| {
         let at = |(i, v): (usize, &u64)| (i as f64 + 0.5, *v as f64, 0.0);
         // A line of one point is not seen.
@@ -190,7 +195,7 @@ fn over_time(points: &[Point]) -> Vec<Plot> {
     let plot = |p: &Point| {
         let e = p.extra.as_ref()?;
         let series = vec![
-            line(format!("tokens a second, load {}", p.load()), &e.timeline_tokens),
+            line(format!("tokens a second, load {}", name(p, servers)), &e.timeline_tokens),
             line("requests under way".to_owned(), &e.timeline_live),
         ];
         let title = "Tokens a second (steady part shaded)";

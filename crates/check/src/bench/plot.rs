@@ -153,7 +153,7 @@ fn draw(
         let (cx, cy) = (x(px), y(py));
         let _ = write!(path, "{}{cx:.1} {cy:.1}", if path.is_empty() { "M" } else { "L" });
         if half > 0.0 && half.is_finite() {
-            let (a, b) = (y(py - half), y(py + half));
+            let (a, b) = (y((py - half).max(0.0)), y(py + half));
             let _ = write!(marks, "<path class=\"s{colour}\" d=\"M{cx:.1} {a:.1}V{b:.1}\"/>");
         }
         if series.has_dots {

@@ -1,16 +1,16 @@
 //! How far a benchmark is, for whoever shows it, and the wish that it end.
 
+use crate::stop::Stop;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::watch;
 
 /// Shared between the benchmark and what shows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Progress {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     what: Mutex<String>,
     requests: AtomicU64,
@@ -18,7 +18,7 @@ struct Shared {
     live: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
-    stop: watch::Sender<bool>,
+    stop: Stop,
 }
 
 /// What [`Progress::look`] sees.
@@ -38,22 +38,6 @@ pub struct Look {
     pub failed: u64,
 }
 
-impl Default for Progress {
-    fn default() -> Progress {
-        Progress {
-            shared: Arc::new(Shared {
-                what: Mutex::default(),
-                requests: AtomicU64::default(),
-                ended: AtomicU64::default(),
-                live: AtomicU64::default(),
-                refused: AtomicU64::default(),
-                failed: AtomicU64::default(),
-                stop: watch::channel(false).0,
-            }),
-        }
-    }
-}
-
 impl Progress {
     /// A look from outside.
     pub fn look(&self) -> Look {
@@ -70,19 +54,17 @@ impl Progress {
 
     /// Asks the benchmark to end with what it has.
     pub fn stop(&self) {
-        self.shared.stop.send_replace(true);
+        self.shared.stop.stop();
     }
 
     /// Whether it was asked to.
     pub fn is_stopped(&self) -> bool {
-        *self.shared.stop.borrow()
+        self.shared.stop.is_stopped()
     }
 
     /// Returns once it was asked to.
     pub async fn stopped(&self) {
-        let mut stop = self.shared.stop.subscribe();
-        // The sender lives as long as `self`.
-        let _ = stop.wait_for(|s| *s).await;
+        self.shared.stop.stopped().await;
     }
 
     pub(super) fn begin(&self, what: String, requests: u64) {

@@ -59,6 +59,9 @@ pub struct Compared {
     pub is_conclusive: bool,
 }
 
+/// Two points that were measured in turns, and their ratios.
+pub type Pair = ([Point; 2], Compared);
+
 /// A load's place among all, and what was done.
 fn words(server: &Server, arrivals: Arrivals, what: &str) -> String {
     let load = match arrivals {

@@ -110,7 +110,28 @@ pub(crate) fn error_words(body: &[u8]) -> String {
     let candidates =
         [&parsed["error"]["message"], &parsed["error"], &parsed["message"], &parsed["detail"]];
     let said = candidates.into_iter().find_map(Value::as_str).map(str::to_owned);
-    shorten(&said.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned()))
+    shorten(&said.unwrap_or_else(|| {
+        let text = String::from_utf8_lossy(body);
+        html_words(&text).unwrap_or_else(|| text.into_owned())
+    }))
+}
+
+/// What a page for browsers says in its title, or that it is one; nothing of any other text.
+fn html_words(text: &str) -> Option<String> {
+    let start: String = text.trim_start().chars().take(16).collect::<String>().to_ascii_lowercase();
+    if !["<!doctype", "<html", "<head", "<body"].iter().any(|tag| start.starts_with(tag)) {
+        return None;
+    }
+    let lower = text.to_ascii_lowercase();
+    let title = lower.find("<title>").and_then(|at| {
+        // Lower case of ASCII keeps every byte in its place.
+        let from = at + "<title>".len();
+        Some(text[from..from + lower[from..].find("</title>")?].trim().to_owned())
+    });
+    Some(match title.filter(|t| !t.is_empty()) {
+        Some(title) => format!("a web page, titled {title:?}"),
+        None => "a web page".into(),
+    })
 }
 
 /// The beginning of a text, without what a terminal would obey.
@@ -342,8 +363,18 @@ mod tests {
         assert_eq!(error_words(br#"{"error":{"message":"a"}}"#), "a");
         assert_eq!(error_words(br#"{"error":"b"}"#), "b");
         assert_eq!(error_words(br#"{"detail":"c"}"#), "c");
-        assert_eq!(error_words(b" <html>\n"), "<html>");
+        assert_eq!(error_words(b" plain\n"), "plain");
         assert!(error_words(&[b'x'; 5000]).len() < 400);
+    }
+
+    /// A 404 of a web server once put its whole page on the terminal.
+    #[test]
+    fn an_html_error_is_its_title_and_not_its_markup() {
+        let page = "<!DOCTYPE HTML>\n<html lang=\"en\"><head><title>Error <b>404</b></TITLE></head><body>x";
+        assert_eq!(error_words(page.as_bytes()), "a web page, titled \"Error <b>404</b>\"");
+        assert_eq!(error_words(b" <html>\n"), "a web page");
+        assert_eq!(error_words("<HTML><title>K\u{212a}".as_bytes()), "a web page");
+        assert_eq!(error_words(b"<3 no"), "<3 no");
     }
 
     fn words() -> impl Strategy<Value = String> {

@@ -48,6 +48,8 @@ pub enum TargetError {
     Scheme { url: String },
     /// No host, or one that cannot be sent.
     Host { url: String },
+    /// A query or a fragment, which have no place in a server's address.
+    Query { url: String },
     /// The port is not 1 to 65,535.
     Port { url: String },
     /// A path, key or name with blanks or control characters.
@@ -68,6 +70,14 @@ impl fmt::Display for TargetError {
             }
             TargetError::Host { url } => {
                 write!(f, "'{url}' has no usable host; write it as http://HOST:PORT")
+            }
+            TargetError::Query { url } => {
+                let plain = url.split(['?', '#']).next().unwrap_or("");
+                write!(
+                    f,
+                    "'{url}' has a part from ? or # on, which is no part of a server's address; \
+                     '{plain}' would work"
+                )
             }
             TargetError::Port { url } => {
                 write!(f, "the port of '{url}' is not a number from 1 to 65535")
@@ -95,12 +105,15 @@ impl Target {
             Some(_) => return Err(TargetError::Scheme { url: named() }),
             None => url,
         };
+        if rest.contains(['?', '#']) {
+            return Err(TargetError::Query { url: named() });
+        }
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-        let has_bad = authority.contains(['@', '?', '#']) || !is_clean(authority);
+        let has_bad = authority.contains('@') || !is_clean(authority);
         if authority.is_empty() || authority.starts_with(':') || has_bad {
             return Err(TargetError::Host { url: named() });
         }
-        if !is_clean(path) || path.contains(['?', '#']) {
+        if !is_clean(path) {
             return Err(TargetError::Characters { what: "path" });
         }
         let path = path.trim_end_matches('/');
@@ -185,6 +198,16 @@ mod tests {
     fn https_is_told_what_would_work() {
         let words = Target::parse("https://a:1/v1").unwrap_err().to_string();
         assert!(words.contains("http://HOST:PORT") && words.contains("proxy"), "{words}");
+    }
+
+    /// It was once told that the host was unusable.
+    #[test]
+    fn a_query_in_a_url_is_named_as_one() {
+        for url in ["http://a:1?x=1", "a:1/v1?x=1", "a:1/#top"] {
+            let words = Target::parse(url).unwrap_err().to_string();
+            let plain = url.split(['?', '#']).next().unwrap();
+            assert!(words.contains(&format!("'{plain}' would work")), "{words}");
+        }
     }
 
     #[test]

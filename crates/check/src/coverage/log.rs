@@ -31,6 +31,13 @@ impl DecodeLog {
         Ok(DecodeLog { file, rest: Vec::new() })
     }
 
+    /// Skips what has come until now.
+    pub fn skip(&mut self) {
+        self.rest.clear();
+        // Where that fails, what was there is read as if it were new.
+        let _ = self.file.seek(SeekFrom::End(0));
+    }
+
     /// The lines that have come since; a log that cannot be read has none.
     pub fn lines(&mut self) -> Vec<DecodeLine> {
         let mut bytes = Vec::new();
@@ -85,6 +92,9 @@ mod tests {
         assert_eq!(log.lines(), []);
         writeln!(file, ", cuda graph: True").unwrap();
         assert_eq!(log.lines(), [DecodeLine { running: 2, is_captured: Some(true) }]);
+        writeln!(file, "Decode batch, #running-req: 3").unwrap();
+        log.skip();
+        assert_eq!(log.lines(), []);
         std::fs::remove_file(path).unwrap();
     }
 }

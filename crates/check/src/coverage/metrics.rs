@@ -1,28 +1,30 @@
 //! Pages in Prometheus's text format, as far as coverage reads them.
 
-/// The sum of a metric's series whose labels hold all of `labels` (as they stand: `mode="x"`).
-/// `None` where there is no such series.
-pub fn sum(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
-    let mut found = None;
-    for line in page.lines() {
-        let Some(rest) = line.strip_prefix(name) else { continue };
+/// The values of a metric's series whose labels hold all of `labels` (as they stand: `mode="x"`).
+fn values<'a>(
+    page: &'a str,
+    name: &'a str,
+    labels: &'a [&'a str],
+) -> impl Iterator<Item = f64> + 'a {
+    page.lines().filter_map(move |line| {
+        let rest = line.strip_prefix(name)?;
         let (tags, value) = match rest.strip_prefix('{') {
-            Some(rest) => match rest.rsplit_once('}') {
-                Some(parts) => parts,
-                None => continue,
-            },
-            None if rest.starts_with([' ', '\t']) => ("", rest),
-            None => continue,
+            Some(rest) => rest.rsplit_once('}')?,
+            None => ("", rest.strip_prefix([' ', '\t'])?),
         };
-        if !labels.iter().all(|l| tags.contains(l)) {
-            continue;
-        }
-        let number = value.split_whitespace().next().and_then(|v| v.parse::<f64>().ok());
-        if let Some(number) = number.filter(|n| n.is_finite()) {
-            *found.get_or_insert(0.0) += number;
-        }
-    }
-    found
+        let number = value.split_whitespace().next()?.parse::<f64>().ok()?;
+        (number.is_finite() && labels.iter().all(|l| tags.contains(l))).then_some(number)
+    })
+}
+
+/// Their sum; `None` where there is no such series.
+pub fn sum(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    values(page, name, labels).reduce(|a, b| a + b)
+}
+
+/// The largest of them; `None` where there is no such series.
+pub fn largest(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    values(page, name, labels).reduce(f64::max)
 }
 
 #[cfg(test)]
@@ -36,5 +38,6 @@ mod tests {
         assert_eq!(sum(page, "a", &["m=\"x\""]), Some(2.0));
         assert_eq!(sum(page, "b", &[]), Some(4.0));
         assert_eq!(sum(page, "c", &[]), None);
+        assert_eq!((largest(page, "a", &[]), largest(page, "c", &[])), (Some(3.5), None));
     }
 }

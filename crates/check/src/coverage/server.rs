@@ -206,7 +206,7 @@ pub async fn snapshot(client: &Client, kind: ServerKind) -> Snapshot {
         }
         ServerKind::Vllm => {
             let page = get_text(client, "/metrics").await.unwrap_or_default();
-            let running = metrics::sum(&page, "vllm:num_requests_running", &[]);
+            let running = metrics::largest(&page, "vllm:num_requests_running", &[]);
             Snapshot { running: running.map(|n| n as u32), ..Snapshot::default() }
         }
         ServerKind::LlamaCpp => llama_counts(client).await,
@@ -235,7 +235,8 @@ fn lockstep_counts(engine: &Value) -> Snapshot {
 }
 
 fn sglang_counts(page: &str) -> Snapshot {
-    let running = metrics::sum(page, "sglang:num_running_reqs", &[]);
+    // Ranks tell of the same batch, replicas each of its own: a step never held the sum.
+    let running = metrics::largest(page, "sglang:num_running_reqs", &[]);
     let pass = |mode| metrics::sum(page, "sglang:cuda_graph_passes_total", &[mode]);
     let passes = pass("mode=\"decode_cuda_graph\"")
         .map(|captured| (captured as u64, pass("mode=\"decode_none\"").unwrap_or(0.0) as u64));

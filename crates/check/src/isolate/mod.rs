@@ -92,6 +92,7 @@ pub async fn climb(bench: &Arc<Bench>, finding: &Finding) -> Vec<Rung> {
     let mut next_wave = finding.waves + 1;
     for (change, manner) in manners(finding) {
         let result = match manner {
+            _ if bench.stop.is_stopped() => ended(),
             Ok(manner) => repeat(bench, &change, &manner, base, &mut next_wave).await,
             Err(why) => RungResult::NotTried { why },
         };
@@ -99,6 +100,7 @@ pub async fn climb(bench: &Arc<Bench>, finding: &Finding) -> Vec<Rung> {
     }
     for (change, knob, value) in admin::KNOBS {
         let result = match Admin::of(bench.client.target(), finding) {
+            _ if bench.stop.is_stopped() => ended(),
             Ok(admin) => flipped(bench, &admin, change, knob, value, base, &mut next_wave).await,
             Err(why) => RungResult::NotTried { why },
         };
@@ -106,6 +108,7 @@ pub async fn climb(bench: &Arc<Bench>, finding: &Finding) -> Vec<Rung> {
     }
     if let Some(url) = &finding.options.other_url {
         let result = match elsewhere(bench, url) {
+            _ if bench.stop.is_stopped() => ended(),
             Ok(other) => {
                 let manner = Manner::crowd(other.sessions.len());
                 repeat(&other, url, &manner, base, &mut next_wave).await
@@ -115,6 +118,11 @@ pub async fn climb(bench: &Arc<Bench>, finding: &Finding) -> Vec<Rung> {
         rungs.push(Rung { change: format!("by way of {url}"), result });
     }
     rungs
+}
+
+/// Of a rung that was not reached.
+fn ended() -> RungResult {
+    RungResult::NotTried { why: "the run was ended early".into() }
 }
 
 /// Answers that a clean rung needs, so that its cleanness means something.
@@ -143,7 +151,8 @@ async fn repeat(
         *next_wave += 1;
         let counted = answers.iter().filter(|a| a.is_evidence || a.verdict.corruption().is_some());
         counted.for_each(|a| tally.count(&a.verdict));
-        if tally.judged() >= answers_needed(base) || tally.judged() == 0 {
+        let is_enough = tally.judged() >= answers_needed(base) || tally.judged() == 0;
+        if is_enough || bench.stop.is_stopped() {
             break;
         }
     }
@@ -205,6 +214,7 @@ fn elsewhere(bench: &Bench, url: &str) -> Result<Arc<Bench>, String> {
         aborts: AtomicU32::new(0),
         progress: Mutex::default(),
         watch: Arc::clone(&bench.watch),
+        stop: bench.stop.clone(),
     }))
 }
 

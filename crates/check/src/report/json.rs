@@ -29,6 +29,7 @@ pub fn json(f: &Finding) -> Value {
     json!({
         "conclusion": conclusion.name(),
         "why": why,
+        "ended_early": f.is_ended_early,
         "url": f.url,
         "model": f.model,
         "server": {"kind": f.facts.kind.name(), "version": f.facts.version,
@@ -170,7 +171,8 @@ impl fmt::Display for ReplayError {
 
 impl core::error::Error for ReplayError {}
 
-/// What a report's run was asked, with its corrupted sessions as the only ones to judge.
+/// What a report's run was asked, with its corrupted sessions as the only ones to judge; all of
+/// them where the run was ended early and had found none.
 pub fn replay(text: &str) -> Result<Options, ReplayError> {
     let report: Value =
         serde_json::from_str(text).map_err(|e| ReplayError::Json { why: e.to_string() })?;
@@ -189,7 +191,8 @@ pub fn replay(text: &str) -> Result<Options, ReplayError> {
         .iter()
         .filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
         .collect();
-    if only.is_empty() {
+    let is_cut = report["ended_early"] == true;
+    if only.is_empty() && !is_cut {
         return Err(ReplayError::Nothing);
     }
     if kinds.is_empty() {
@@ -209,7 +212,8 @@ pub fn replay(text: &str) -> Result<Options, ReplayError> {
         None => Claim::Auto,
     };
     options.kinds = kinds;
+    options.accept_partial_coverage = !only.is_empty();
     options.only = only;
-    options.accept_partial_coverage = true;
+    options.bound = o["bound"].as_f64().filter(|_| options.only.is_empty());
     Ok(options)
 }

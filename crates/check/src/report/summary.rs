@@ -17,6 +17,11 @@ fn percent(rate: f64) -> String {
     }
 }
 
+/// So many of a thing.
+fn counted(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// The summary. Writing to a String cannot fail.
 pub fn summary(f: &Finding) -> String {
     let mut s = String::new();
@@ -64,7 +69,7 @@ pub fn summary(f: &Finding) -> String {
         f.all().timeouts,
         f.all().refused,
         if f.close_calls > 0 {
-            format!("; {} close calls set aside", f.close_calls)
+            format!("; {} set aside", counted(f.close_calls, "close call"))
         } else {
             String::new()
         }
@@ -72,13 +77,13 @@ pub fn summary(f: &Finding) -> String {
     calibration(&mut s, f);
     let _ = writeln!(
         s,
-        "load         {} sessions in {} waves, up to {} requests at once, {} streams aborted, \
-         {:.0} s",
-        f.session_kinds.len(),
-        f.waves,
-        f.in_flight_peak,
-        f.aborts,
-        f.seconds.1
+        "load         {} in {}, up to {} at once, {} aborted, {:.0} s{}",
+        counted(f.session_kinds.len() as u64, "session"),
+        counted(f.waves.into(), "wave"),
+        counted(f.in_flight_peak.into(), "request"),
+        counted(f.aborts.into(), "stream"),
+        f.seconds.1,
+        if f.is_ended_early { "; ended early" } else { "" }
     );
     coverage(&mut s, &f.coverage);
     for rung in &f.ladder {

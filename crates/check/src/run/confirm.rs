@@ -19,13 +19,18 @@ const CLEAR_NATS: f64 = 1.0;
 pub async fn close_calls(bench: &Bench, answers: &mut [Answer]) -> u64 {
     let mut found = 0;
     for answer in answers.iter_mut().filter(|a| may_be_close_call(&a.verdict)) {
-        let Some(nats) = margin(bench, answer).await else { continue };
-        if nats < CLEAR_NATS {
-            let what = format!("{}; alone it was decided by {nats:.2} nats", answer.verdict);
-            answer.verdict = Verdict::Wrong(Wrong::Weak { what });
-            answer.is_evidence = false;
-            found += 1;
-        }
+        let why = match bench.stop.unless(margin(bench, answer)).await {
+            Some(Some(nats)) if nats < CLEAR_NATS => {
+                found += 1;
+                format!("alone it was decided by {nats:.2} nats")
+            }
+            Some(_) => continue,
+            // Nobody may say now that it is more than a close call.
+            None => "ended before it was looked at again".into(),
+        };
+        let what = format!("{}; {why}", answer.verdict);
+        answer.verdict = Verdict::Wrong(Wrong::Weak { what });
+        answer.is_evidence = false;
     }
     found
 }

@@ -103,6 +103,8 @@ pub struct Finding {
     pub ladder: Vec<Rung>,
     /// Seconds: calibration, load.
     pub seconds: (f64, f64),
+    /// The end was asked for before all was done.
+    pub is_ended_early: bool,
 }
 
 impl Finding {
@@ -183,6 +185,9 @@ impl Finding {
     fn doubts(&self, tally: &Tally) -> Vec<String> {
         let mut why = Vec::new();
         let judged = tally.judged();
+        if self.is_ended_early {
+            why.push(format!("it was ended early, after {judged} answers under load that count"));
+        }
         if !self.options.only.is_empty() {
             why.push(format!(
                 "all {judged} answers of the replayed sessions are whole this time; damage that \

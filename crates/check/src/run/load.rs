@@ -6,6 +6,7 @@ use crate::calibration::{Basis, Calibration};
 use crate::client::{Abort, Client, Exchange, Outcome, Reading};
 use crate::dialogue::{Rng, Session};
 use crate::judge::{Corruption, Knowledge, Owner, Registry, Reply, Verdict, Wrong, judge};
+use crate::stop::Stop;
 use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -106,6 +107,8 @@ pub struct Bench {
     pub progress: Mutex<Progress>,
     /// Is told.
     pub watch: Watch,
+    /// Ends every wave early.
+    pub stop: Stop,
 }
 
 impl Bench {
@@ -128,7 +131,7 @@ impl Bench {
     }
 }
 
-/// Runs the sessions `which` once. `wave` 0 is a calibration: it draws nothing and judges by what
+/// Runs the sessions `which` once, or as far as they came when the end was asked for. `wave` 0 is a calibration: it draws nothing and judges by what
 /// is right alone.
 pub async fn wave(bench: &Arc<Bench>, wave: u32, which: &[u32], manner: &Manner) -> Vec<Answer> {
     let mut rng = Rng::new(Rng::derive(bench.seed, 1000 + u64::from(wave)));
@@ -147,6 +150,9 @@ pub async fn wave(bench: &Arc<Bench>, wave: u32, which: &[u32], manner: &Manner)
         }
         burst = burst.saturating_sub(1);
         let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { break };
+        if bench.stop.is_stopped() {
+            break;
+        }
         let (bench, manner) = (Arc::clone(bench), manner.clone());
         tasks.spawn(async move {
             let answers = run_session(&bench, wave, session, &manner).await;
@@ -165,9 +171,21 @@ pub async fn wave(bench: &Arc<Bench>, wave: u32, which: &[u32], manner: &Manner)
 }
 
 async fn run_session(bench: &Bench, wave: u32, session: u32, manner: &Manner) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    // What is under way when a run is ended early is neither right nor wrong.
+    bench.stop.unless(run_steps(bench, wave, session, manner, &mut answers)).await;
+    answers
+}
+
+async fn run_steps(
+    bench: &Bench,
+    wave: u32,
+    session: u32,
+    manner: &Manner,
+    answers: &mut Vec<Answer>,
+) {
     let draws = Rng::derive(bench.seed, u64::from(wave) << 32 | u64::from(session));
     let mut rng = Rng::new(draws);
-    let mut answers = Vec::new();
     for step in 0..bench.sessions[session as usize].steps.len() {
         let streamed = manner.streaming == Streaming::Mixed && rng.below(2) == 0;
         if manner.churns && rng.below(ABORT_ONE_IN) == 0 {
@@ -184,7 +202,6 @@ async fn run_session(bench: &Bench, wave: u32, session: u32, manner: &Manner) ->
             tokio::time::sleep(wait.min(REFUSAL_WAIT_MAX)).await;
         }
     }
-    answers
 }
 
 /// Sends a request and leaves in the middle of its stream.

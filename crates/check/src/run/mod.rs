@@ -21,6 +21,7 @@ use crate::client::{Client, Outcome};
 use crate::coverage::{self, Coverage, DecodeLog, Facts};
 use crate::dialogue::{Kind, Rng, Session, make};
 use crate::judge::Registry;
+use crate::stop::Stop;
 use crate::{isolate, stats};
 use core::fmt;
 use std::path::PathBuf;
@@ -44,6 +45,8 @@ pub enum CheckError {
     NoAnswer { url: String, first: String },
     /// The decode log cannot be read.
     Log { path: PathBuf, why: String },
+    /// The end was asked for before there was anything to report.
+    Ended,
 }
 
 impl fmt::Display for CheckError {
@@ -60,6 +63,9 @@ impl fmt::Display for CheckError {
             CheckError::Log { path, why } => {
                 write!(f, "the decode log {} cannot be read: {why}", path.display())
             }
+            CheckError::Ended => f.write_str(
+                "ended before a session was answered; there is nothing to report or to save",
+            ),
         }
     }
 }
@@ -72,8 +78,14 @@ impl From<OptionsError> for CheckError {
     }
 }
 
-/// Checks a server. Runs on a tokio runtime with timers and network.
-pub async fn check(client: Client, options: Options, watch: Watch) -> Result<Finding, CheckError> {
+/// Checks a server. Runs on a tokio runtime with timers and network. Once `stop` asks for the end,
+/// what was found so far is the finding.
+pub async fn check(
+    client: Client,
+    options: Options,
+    watch: Watch,
+    stop: Stop,
+) -> Result<Finding, CheckError> {
     options.validate()?;
     let url = client.target().to_string();
     let failed = |outcome| CheckError::Server { url: url.clone(), outcome };
@@ -82,32 +94,44 @@ pub async fn check(client: Client, options: Options, watch: Watch) -> Result<Fin
     let log = options.decode_log.as_deref().map(|path| {
         DecodeLog::open(path).map_err(|e| CheckError::Log { path: path.into(), why: e.to_string() })
     });
-    let log = log.transpose()?;
+    let mut log = log.transpose()?;
     let deterministic = match options.deterministic {
         Claim::Yes => true,
         Claim::No => false,
         Claim::Auto => facts.claims_determinism,
     };
     let began = Instant::now();
-    let before = coverage::snapshot(&client, facts.kind).await;
-    let sampler = sample::Sampler::start(client.clone(), facts.kind, log);
-    let kinds = choose_kinds(&client, &options, &watch).await;
+    let kinds = choose_kinds(&client, &options, &watch, &stop).await;
+    if stop.is_stopped() {
+        return Err(CheckError::Ended);
+    }
     let sessions = sessions(&options, &kinds);
-    let bench = Arc::new(bench(client, sessions, &options, deterministic, watch));
+    let bench = Arc::new(bench(client, sessions, &options, deterministic, watch, stop));
     let alone = calibrate(&bench, &options, deterministic).await;
+    if bench.stop.is_stopped() && alone.is_empty() {
+        return Err(CheckError::Ended);
+    }
     if alone.iter().all(|a| !a.verdict.is_answer()) {
         let first = alone.first().map_or("nothing was asked".into(), |a| a.verdict.to_string());
         return Err(CheckError::NoAnswer { url, first });
     }
     let calibration_s = began.elapsed().as_secs_f64();
+    // What ran alone until here exercised nothing that a crowd does: it is no coverage.
+    if let Some(log) = &mut log {
+        log.skip();
+    }
+    let before = coverage::snapshot(&bench.client, facts.kind).await;
+    let sampler = sample::Sampler::start(bench.client.clone(), facts.kind, log);
     let mut run = Run { bench, options, facts, before, sampler, answers: Vec::new(), waves: 0 };
     run.load().await;
     let coverage = run.cover().await;
     let close_calls =
         if deterministic { 0 } else { confirm::close_calls(&run.bench, &mut run.answers).await };
+    let is_ended_early = run.bench.stop.is_stopped();
     let load_s = began.elapsed().as_secs_f64() - calibration_s;
     let mut finding = run.finding(&url, deterministic, kinds, &alone, coverage, close_calls);
     finding.seconds = (calibration_s, load_s);
+    finding.is_ended_early = is_ended_early;
     if finding.options.isolate && matches!(finding.conclude(), Conclusion::Corrupted { .. }) {
         finding.ladder = isolate::climb(&run.bench, &finding).await;
     }
@@ -120,6 +144,7 @@ fn bench(
     options: &Options,
     deterministic: bool,
     watch: Watch,
+    stop: Stop,
 ) -> Bench {
     Bench {
         client,
@@ -137,12 +162,18 @@ fn bench(
         aborts: AtomicU32::new(0),
         progress: Mutex::new(Progress::default()),
         watch,
+        stop,
     }
 }
 
 /// Tries a few sessions of each kind alone. Kinds of which the model gets nothing right are left
 /// out, so that the run is made of what can prove something.
-async fn choose_kinds(client: &Client, options: &Options, watch: &Watch) -> Vec<KindTrial> {
+async fn choose_kinds(
+    client: &Client,
+    options: &Options,
+    watch: &Watch,
+    stop: &Stop,
+) -> Vec<KindTrial> {
     if !options.kinds.is_empty() {
         let named = |kind| KindTrial { kind, tried: 0, right: 0, is_used: true };
         return options.kinds.iter().copied().map(named).collect();
@@ -158,7 +189,8 @@ async fn choose_kinds(client: &Client, options: &Options, watch: &Watch) -> Vec<
             ));
         }
     }
-    let bench = Arc::new(bench(client.clone(), sessions, options, false, Arc::clone(watch)));
+    let watch = Arc::clone(watch);
+    let bench = Arc::new(bench(client.clone(), sessions, options, false, watch, stop.clone()));
     let ids: Vec<u32> = (0..bench.sessions.len() as u32).collect();
     bench.phase("trying kinds of sessions", steps(&bench, &ids));
     let answers = wave(&bench, 0, &ids, &Manner::alone()).await;
@@ -205,6 +237,9 @@ async fn calibrate(bench: &Arc<Bench>, options: &Options, deterministic: bool) -
     bench.phase("calibrating, one at a time", u64::from(passes) * steps(bench, &ids));
     let mut answers = Vec::new();
     for _ in 0..passes {
+        if bench.stop.is_stopped() {
+            break;
+        }
         answers.extend(wave(bench, 0, &ids, &Manner::alone()).await);
     }
     answers
@@ -226,13 +261,13 @@ impl Run {
     async fn load(&mut self) {
         let ids: Vec<u32> = (0..self.bench.sessions.len() as u32).collect();
         let began = *self.bench.load_began.get_or_init(Instant::now);
-        loop {
+        while !self.bench.stop.is_stopped() {
             self.waves += 1;
             let name = format!("wave {}, {} sessions at once", self.waves, ids.len());
             self.bench.phase(&name, steps(&self.bench, &ids));
             let manner = Manner::crowd(ids.len());
             self.answers.extend(wave(&self.bench, self.waves, &ids, &manner).await);
-            if !self.goes_on(began.elapsed()) {
+            if self.bench.stop.is_stopped() || !self.goes_on(began.elapsed()) {
                 return;
             }
         }
@@ -270,10 +305,13 @@ impl Run {
         }
         for attempt in 0..FILLS_MAX {
             let missing: Vec<_> = coverage.missing().into_iter().cloned().collect();
-            if missing.is_empty() {
+            if missing.is_empty() || self.bench.stop.is_stopped() {
                 break;
             }
             for bucket in &missing {
+                if self.bench.stop.is_stopped() {
+                    break;
+                }
                 let (judged, held) = fill::shape(bucket);
                 self.waves += 1;
                 let start = (attempt as usize + self.waves as usize) * judged;
@@ -329,6 +367,7 @@ impl Run {
             coverage,
             ladder: Vec::new(),
             seconds: (0.0, 0.0),
+            is_ended_early: false,
         }
     }
 }

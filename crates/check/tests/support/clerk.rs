@@ -20,6 +20,8 @@ pub struct Clerk {
     pub slots: u32,
     /// Requests above this are refused; 0: none are.
     pub refuses_above: u32,
+    /// It counts answers by how many were asked for at once, as our server counts steps.
+    pub counts_steps: bool,
     /// How long an answer takes.
     pub takes: Duration,
 }
@@ -28,13 +30,16 @@ struct Desk {
     clerk: Clerk,
     busy: AtomicU32,
     answered: AtomicU32,
+    steps: [AtomicU32; 64],
 }
 
 /// Starts it on a free port; it ends with the process. Returns host:port.
 pub fn start(clerk: Clerk) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let desk = Arc::new(Desk { clerk, busy: AtomicU32::new(0), answered: AtomicU32::new(0) });
+    let steps = [const { AtomicU32::new(0) }; 64];
+    let (busy, answered) = (AtomicU32::new(0), AtomicU32::new(0));
+    let desk = Arc::new(Desk { clerk, busy, answered, steps });
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let desk = Arc::clone(&desk);
@@ -65,6 +70,14 @@ fn serve(desk: &Desk, stream: TcpStream) -> io::Result<()> {
     let slots = desk.clerk.slots;
     match path {
         "/v1/models" => whole(&mut stream, 200, &json!({"data": [{"id": "clerk"}]})),
+        "/server_info" if desk.clerk.counts_steps => {
+            let bucket = |(at, steps): (usize, &AtomicU32)| {
+                json!({"decode": true, "seqs": at + 1, "mode": "captured",
+                    "replays": steps.load(Relaxed)})
+            };
+            let buckets: Vec<Value> = desk.steps.iter().enumerate().map(bucket).collect();
+            whole(&mut stream, 200, &json!({"lockstep": {"engine": {"buckets": buckets}}}))
+        }
         "/props" if slots > 0 => whole(&mut stream, 200, &json!({"total_slots": slots})),
         "/slots" if slots > 0 => {
             let busy = desk.busy.load(Relaxed).min(slots);
@@ -73,6 +86,9 @@ fn serve(desk: &Desk, stream: TcpStream) -> io::Result<()> {
         }
         "/v1/chat/completions" => {
             let busy = desk.busy.fetch_add(1, Relaxed) + 1;
+            if let Some(steps) = desk.steps.get(busy as usize - 1) {
+                steps.fetch_add(1, Relaxed);
+            }
             let result = answer(desk, &mut stream, &body, busy);
             desk.busy.fetch_sub(1, Relaxed);
             result

@@ -53,7 +53,8 @@ pub fn markdown(all: &[Measured], command: &str) -> String {
          part of the audit watches, with the other parts switched off and every step audited, an \
          engine whose device does the wrong thing. `x/n` means that x of the n runs in which the \
          fault was in place gave an alarm. A layer that a fault has no form for is left empty. The \
-         clean twin of a run is the same path without the fault.\n\n"
+         clean twin of a run is the same path without the fault. What a client sees of each over \
+         HTTP alone is on [a page of its own](drills-gate.md).\n\n"
     );
     let names: Vec<&str> = Layer::ALL.iter().map(|l| l.name()).collect();
     let _ = writeln!(out, "| drill | {} | clean alarms |", names.join(" | "));
