@@ -1,11 +1,14 @@
 //! What other servers tell of themselves, in their own words: recorded pages of SGLang, vLLM and
 //! llama.cpp are served by path, and the gate has to find out what it is talking to.
 
+use lockstep_check::Stop;
 use lockstep_check::client::{Client, Target};
 use lockstep_check::coverage::{Facts, Samples, ServerKind, Snapshot, Source, between};
 use lockstep_check::coverage::{facts, snapshot};
+use lockstep_check::run::{Options, Profile, check};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::sync::Arc;
 
 /// SGLang 0.5: `/server_info`, shortened to what is read and some of what is not.
 const SGLANG_INFO: &str = r#"{"model_path": "Qwen/Qwen3-8B", "tp_size": 2, "dp_size": 1,
@@ -131,6 +134,15 @@ async fn llama_cpp_tells_its_slots() {
     assert_eq!(counted.running, Some(2), "without /slots");
     let (source, required, _) = rows(&facts, 4, 96);
     assert_eq!((source, required), (Source::Inferred, vec![1, 2, 4]));
+}
+
+/// A web server that answers was once asked whether it was running.
+#[tokio::test]
+async fn a_server_without_models_is_told_apart_from_none() {
+    let client = serve(&[]);
+    let (options, stop) = (Options::of(Profile::Quick), Stop::default());
+    let e = check(client, options, Arc::new(|_| ()), stop).await.unwrap_err().to_string();
+    assert!(e.contains("404") && e.contains("--model") && !e.contains("running"), "{e}");
 }
 
 #[tokio::test]

@@ -213,6 +213,23 @@ fn calibration_is_no_coverage() {
     assert!(finding.calibrated.0 > 0);
 }
 
+/// A soak goes on until its time is over, and a bound until it is reached.
+#[test]
+fn a_soak_and_a_bound_send_wave_after_wave() {
+    let url = format!("http://{}", clerk::start(Clerk::default()));
+    let mut soak = some(&[Kind::Echo, Kind::Report], 24);
+    soak.profile = Profile::Soak;
+    soak.time_limit = Duration::from_secs(2);
+    let finding = run(&url, &soak, PATIENT);
+    assert!(finding.waves > 1, "{}", report::summary(&finding));
+    assert_eq!(finding.conclude(), Conclusion::Clean);
+    let bound = Options { bound: Some(0.02), ..some(&[Kind::Echo, Kind::Report], 24) };
+    let finding = run(&url, &bound, PATIENT);
+    // 0 of 149 bounds a rate at 2%.
+    assert!(finding.waves > 1 && finding.tally().judged() >= 149);
+    assert_eq!(finding.conclude(), Conclusion::Clean, "{}", report::summary(&finding));
+}
+
 /// An ended check once saved nothing, not even damage that it had found.
 #[test]
 fn what_was_found_before_the_end_is_kept_and_replayed() {

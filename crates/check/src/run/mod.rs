@@ -53,6 +53,11 @@ impl fmt::Display for CheckError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CheckError::Options(e) => e.fmt(f),
+            CheckError::Server { url, outcome: outcome @ Outcome::Status { .. } } => write!(
+                f,
+                "{url} names no model at /v1/models ({outcome}); name one with --model, if a \
+                 server of the OpenAI API is there"
+            ),
             CheckError::Server { url, outcome } => {
                 write!(f, "the server at {url} cannot be asked: {outcome}; is it running there?")
             }
