@@ -10,6 +10,10 @@ where a text or a log-probability of one is not that of the undisturbed run.
 With `--cycles N` it looks at memory instead: N times stage, flip and retire under the same load,
 the ceiling 96 and 16 in turns, and the process's memory after each.
 
+With `--start SECONDS` it looks at the start instead: servers that come up under the load, with
+`generations.verify-first` and without it in turns, and how many tokens each made from the moment at
+which canary steps begin.
+
 Only the standard library is used.
 """
 
@@ -161,14 +165,61 @@ async def run(child, url, args, disturbed, turns=None):
     return results, found
 
 
-def serve(args):
+async def begin(url, args):
+    """Loads a server that has just come up; tokens a second, and what was verified beside them."""
+    host, port = url.removeprefix("http://").split(":")
+    address, results, stop = (host, int(port)), {}, asyncio.Event()
+    loop = asyncio.get_running_loop()
+    clients = [
+        asyncio.create_task(client(address, n, stop, args.tokens, results))
+        for n in range(args.clients)
+    ]
+    tokens, at = [], []
+    # Canary steps begin two seconds after the start.
+    for wait in (2.5, args.start):
+        await asyncio.sleep(wait)
+        at.append(loop.time())
+        info = await loop.run_in_executor(None, ask, url, "/server_info")
+        tokens.append(info["lockstep"]["engine"]["counters"]["generated_tokens"])
+    # A stream that has just got a line may not notice that it is cancelled: it ends by itself then.
+    stop.set()
+    for task in clients:
+        task.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    first = ask(url, "/admin/generations/1")
+    done = sum(bucket["verified"] for bucket in first["buckets"])
+    gap = first["gap"]
+    return (tokens[1] - tokens[0]) / (at[1] - at[0]), (
+        f"{done} of {len(first['buckets'])} buckets verified, {gap['canary_steps']} canary steps, "
+        f"the longest {gap['longest_canary_step_ms']:.1f} ms"
+    )
+
+
+def starts(args):
+    """Pairs of starts, with and without the first generation's verification."""
+    ratios = []
+    for turn in range(args.pairs):
+        rates = {}
+        for verify in ("true", "false") if turn % 2 == 0 else ("false", "true"):
+            child, url = serve(args, ["--verify-first", verify])
+            try:
+                rates[verify], words = asyncio.run(begin(url, args))
+            finally:
+                child.kill()
+                child.wait(60)
+            print(f"  verify-first {verify}: {rates[verify]:.1f} tokens/s, {words}", flush=True)
+        ratios.append(rates["true"] / rates["false"])
+    print(f"with it, of the tokens without it: {', '.join(f'{100 * r:.1f}%' for r in ratios)}")
+
+
+def serve(args, more=()):
     """A server and its address."""
     command = [
         args.lockstep, "serve", "--json", "--port", "0", "--graph-max-bs", "32",
         "--max-running-requests", "96", "--log-interval", "0",
     ]
     command += ["--model", args.model] if args.model else []
-    command += args.more
+    command += [*more, *args.more]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return child, json.loads(child.stdout.readline())["url"]
 
@@ -200,9 +251,13 @@ def main():
     parser.add_argument("--tokens", type=int, default=150, help="of the shortest stream")
     parser.add_argument("--steps", type=int, default=1000, help="that each generation serves")
     parser.add_argument("--cycles", type=int, default=0, help="look at memory over so many flips")
+    parser.add_argument("--start", type=float, help="seconds to look at a start under load")
+    parser.add_argument("--pairs", type=int, default=1, help="of starts")
     parser.add_argument("--once", action="store_true", help="leave the undisturbed run out")
     parser.add_argument("more", nargs="*", help="of `lockstep serve`, after --")
     args = parser.parse_args()
+    if args.start:
+        return starts(args)
     args.once |= args.cycles > 0
     print(f"changing buckets under {args.clients} streams", flush=True)
     changed, (generations, info) = one(args, True)

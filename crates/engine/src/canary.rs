@@ -21,14 +21,19 @@ use std::sync::mpsc::Sender;
 
 /// Sequences of canary steps, at most; the pool has slots for so many beside the running ones.
 pub const CANARY_SEQS_MAX: u32 = 64;
-/// Live rows of a canary step, where the serving step before had fewer and time is short.
-const ROWS_MIN: u32 = 8;
+/// Live rows of a canary step between two serving steps, where time is short: two, so that one has
+/// a neighbour.
+const ROWS_BESIDE: u32 = 2;
+/// The same while nothing runs, where nobody has asked for a generation; and of a bucket that has no
+/// capture to compare with.
+const ROWS_ALONE: u32 = 8;
 /// How long a canary step may take between two serving steps.
 const BESIDE: Micros = Micros::from_millis(40);
 /// How long it may take while nothing runs: what comes meanwhile waits for it.
 const ALONE: Micros = Micros::from_millis(250);
-/// The same where nobody has asked for a generation.
-const UNASKED: Micros = Micros::from_millis(100);
+/// The same two where nobody has asked for a generation.
+const UNASKED_BESIDE: Micros = Micros::from_millis(20);
+const UNASKED_ALONE: Micros = Micros::from_millis(100);
 /// Their requests' numbers, which no client's request reaches.
 const FIRST_REQUEST: u64 = u64::MAX - CANARY_SEQS_MAX as u64;
 /// Bytes of slot state that the rows of a step may have in all: it is put back between its runs.
@@ -128,13 +133,6 @@ pub struct CanaryState {
     again: Vec<u8>,
 }
 
-impl CanaryState {
-    /// True where a canary step wants to run.
-    pub fn has_work(&self) -> bool {
-        self.job.is_some()
-    }
-}
-
 /// How the canary steps of a set of rows run; the first one of a bucket begins with a poisoned arena.
 fn phases(mode: Mode, set: usize) -> &'static [Mode] {
     match (mode, set) {
@@ -169,24 +167,24 @@ impl Core {
         }
     }
 
+    /// True where a canary step is to run now.
+    pub fn canary_is_due(&self) -> bool {
+        match self.canary.job.as_ref().map(|job| &job.asker) {
+            None => false,
+            Some(Asker::Builder(_)) => true,
+            Some(Asker::Live) => self.own_may_step(),
+        }
+    }
+
     /// Runs one canary step, where one is wanted. True where it did.
     pub fn canary_turn(&mut self) -> bool {
         self.begin_own_canary();
-        let Some(mut job) = self.canary.job.take() else { return false };
-        if matches!(job.asker, Asker::Live) && !self.own_may_step() {
-            self.canary.job = Some(job);
+        if !self.canary_is_due() {
             return false;
         }
+        let Some(mut job) = self.canary.job.take() else { return false };
         if job.rows.is_empty() && !self.take_rows(&mut job) {
-            job.waits += 1;
-            let waited = job.waits > WAITS_MAX;
-            let why = "the token pool has no page for a canary row: try again when less runs";
-            match (&job.asker, waited) {
-                (Asker::Builder(_), true) => self.end_canary(job, Some(why.into())),
-                // The pool is somebody's who is served: the live generation tries again later.
-                (Asker::Live, _) => self.own_canary_waits(job),
-                (Asker::Builder(_), false) => self.canary.job = Some(job),
-            }
+            self.no_rows(job);
             return false;
         }
         let number = match (&job.asker, &self.staged) {
@@ -213,9 +211,48 @@ impl Core {
             }
             self.canary.job = Some(job);
         }
+        self.own_stepped(took);
         self.spent.number = number;
         self.spent.canary(took);
         true
+    }
+
+    /// A set of rows found no page.
+    fn no_rows(&mut self, mut job: Job) {
+        // While steps are held nobody gives a page up by itself, and the pause would be for nothing:
+        // the youngest that waits computes its tokens again.
+        let held = self.held.is_some();
+        if held && self.sched.preempt_youngest().expect("no step is planned while steps are held") {
+            self.deliver(None);
+            self.canary.job = Some(job);
+            return;
+        }
+        job.waits += 1;
+        let waited = job.waits > WAITS_MAX;
+        let why = "the token pool has no page for a canary row: try again when less runs";
+        match (&job.asker, waited) {
+            (Asker::Builder(_), true) => self.end_canary(job, Some(why.into())),
+            // The pool is somebody's who is served: the live generation tries again later.
+            (Asker::Live, _) => self.own_canary_waits(job),
+            (Asker::Builder(_), false) => self.canary.job = Some(job),
+        }
+    }
+
+    /// Before a step is planned: what the canaries hold goes back where requests have too few
+    /// pages. The steps of one set of rows are compared with each other, so that the rows of a
+    /// builder's bucket stay until those have run: two more at most.
+    pub fn yield_canary_pages(&mut self) {
+        if self.canary.seqs.is_empty() || !self.sched.lacks_pages() {
+            return;
+        }
+        match self.canary.job.take() {
+            Some(job) if matches!(job.asker, Asker::Live) => self.own_canary_waits(job),
+            Some(job) if !job.rows.is_empty() => self.canary.job = Some(job),
+            job => {
+                self.release_canaries();
+                self.canary.job = job;
+            }
+        }
     }
 
     /// Chooses the rows of the job's next set. False where the pool has no page for them now.
@@ -264,26 +301,29 @@ impl Core {
         }
     }
 
-    /// Live rows that a canary step of a captured bucket may have now: as many as the serving step
-    /// before it, and more where it is expected to end in time.
-    fn canary_cap(&self, key: BucketKey, unasked: bool) -> u32 {
+    /// Live rows that a canary step of a bucket may have now: as many as the serving step before
+    /// it, where somebody has asked for it, and more where it is expected to end in time.
+    fn canary_cap(&self, bucket: &Bucket, unasked: bool) -> u32 {
         let (least, time) = match (self.sched.is_idle() || self.held.is_some(), unasked) {
             (true, false) => (CANARY_SEQS_MAX, ALONE),
-            (true, true) => (ROWS_MIN, UNASKED),
-            (false, _) => (self.last_rows.max(ROWS_MIN), BESIDE),
+            (true, true) => (ROWS_ALONE, UNASKED_ALONE),
+            (false, false) => (self.last_rows.max(ROWS_BESIDE), BESIDE),
+            (false, true) => (ROWS_BESIDE, UNASKED_BESIDE),
         };
         let in_time = time.0.checked_div(self.canary.row.0).unwrap_or(0);
-        least.max(u32::try_from(in_time).unwrap_or(u32::MAX)).min(key.tokens)
+        let most = match bucket.mode {
+            Mode::Captured => bucket.key.tokens,
+            Mode::Eager => ROWS_ALONE.min(bucket.key.tokens),
+        };
+        least.max(u32::try_from(in_time).unwrap_or(u32::MAX)).min(most)
     }
 
     /// Rows of a bucket's canary steps; none where the pool has no page for them now.
     fn canary_rows(&mut self, bucket: &Bucket, fullness: Fullness, unasked: bool) -> Vec<RowPlan> {
         let key = bucket.key;
-        let mut left = match (fullness, bucket.mode) {
-            (Fullness::One, _) => 1,
-            (Fullness::Full, Mode::Captured) => self.canary_cap(key, unasked),
-            // What runs op by op anyway has no capture to compare with.
-            (Fullness::Full, Mode::Eager) => ROWS_MIN.min(key.tokens),
+        let mut left = match fullness {
+            Fullness::One => 1,
+            Fullness::Full => self.canary_cap(bucket, unasked),
         };
         let slot_bytes: u64 = slot_state(bucket).map(|(_, bytes)| bytes).sum();
         let with_state = (SLOT_BYTES_MAX / slot_bytes.max(1)).max(1);
@@ -311,7 +351,11 @@ impl Core {
     /// The `i`th canary sequence, with room for `tokens` more.
     fn canary_seq(&mut self, i: usize, tokens: u32) -> Option<Seq> {
         let context = self.sched.config().context_tokens_max;
-        let running = self.sched.running();
+        // What runs has its pages first, and one more each; while steps are held it takes none.
+        let theirs = match self.held {
+            None => self.sched.pages_ahead() + self.sched.running(),
+            Some(_) => 0,
+        };
         let pool = self.sched.pool_mut();
         if let Some(seq) = self.canary.seqs.get_mut(i)
             && seq.position + tokens > context
@@ -328,17 +372,19 @@ impl Core {
         let seq = self.canary.seqs[i];
         let end = seq.position + tokens;
         let missing = end.saturating_sub(pool.extent_tokens(seq.slot)).div_ceil(PAGE_TOKENS);
-        // What runs may need a page each at its next step; a canary never takes those.
-        if missing > 0 && pool.free_pages() + pool.cached_pages() < missing + running {
+        if missing > 0 && pool.free_pages() + pool.cached_pages() < missing + theirs {
             return None;
         }
         let room = pool.extend(seq.slot, seq.request, end).ok()?;
         (room >= end).then_some(seq)
     }
 
-    /// Gives slots and pages of the canary sequences back.
+    /// Gives slots and pages of the canary sequences back. A bucket of the live generation that was
+    /// under way is taken again later.
     pub fn release_canaries(&mut self) {
-        self.canary.job = None;
+        if let Some(Job { bucket, asker: Asker::Live, .. }) = self.canary.job.take() {
+            self.first.again(bucket);
+        }
         let pool = self.sched.pool_mut();
         for seq in self.canary.seqs.drain(..) {
             pool.release(seq.slot, seq.request).expect("a canary sequence holds its slot");

@@ -192,6 +192,7 @@ impl Core {
         if self.is_held(now) {
             return Ok(Turn::Idle);
         }
+        self.yield_canary_pages();
         let planned = self.sched.plan(now).is_some();
         self.deliver(None);
         if !planned {
@@ -342,7 +343,7 @@ impl Core {
 
     /// Is there nothing live that may step, and no canary step to run?
     pub fn is_idle(&self) -> bool {
-        (self.sched.is_idle() || self.held.is_some()) && !self.canary.has_work()
+        (self.sched.is_idle() || self.held.is_some()) && !self.canary_is_due()
     }
 }
 

@@ -67,7 +67,7 @@ impl StepLoop {
                 return LoopTurn::Stopped;
             }
             let turn = self.core.turn();
-            let waits = self.core.masks.any_away() && !self.core.canary.has_work();
+            let waits = self.core.masks.any_away() && !self.core.canary_is_due();
             if !matches!(turn, Ok(Turn::Idle)) || !waits {
                 return self.turned(turn);
             }

@@ -6,16 +6,20 @@ mod common;
 
 use common::fault::FaultDevice;
 use common::models::tiny;
-use common::outcome::{Outcome, Rows, assert_same};
-use common::stage::{arenas, graph_max_bs, report, rig, settled, wait};
+use common::outcome::assert_same;
+use common::stage::{
+    arenas, change, graph_max_bs, one_fills_the_pool, outcomes, report, rig, settled, submit,
+    submit_from, wait,
+};
 use common::{Probe, Recorder};
 use lockstep_device::{CpuDevice, Device};
 use lockstep_engine::Handle;
 use lockstep_flow::EngineStatus;
 use lockstep_flow::generation::StageMode;
-use lockstep_flow::{GenerationState as State, Micros, RequestId, SamplingParams, Seed};
+use lockstep_flow::{GenerationState as State, Micros, SamplingParams, Seed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 fn probes(n: u32, max_tokens: u32) -> Vec<Probe> {
     let one = |i: u32| {
@@ -30,23 +34,6 @@ fn probes(n: u32, max_tokens: u32) -> Vec<Probe> {
         Probe::new((0..1 + i % 40).map(|t| 3 + (t * 7 + i) % 250), params)
     };
     (0..n).map(one).collect()
-}
-
-fn submit(handle: &Handle, probes: &[Probe]) -> Vec<Recorder> {
-    let one = |(i, probe): (usize, &Probe)| {
-        let sink = Recorder::default();
-        handle.submit(probe.request(i as u64), Box::new(sink.clone())).unwrap();
-        sink
-    };
-    probes.iter().enumerate().map(one).collect()
-}
-
-fn outcomes(sinks: &[Recorder]) -> Vec<Outcome> {
-    let mut rows = Rows::default();
-    let one = |(i, s): (usize, &Recorder)| {
-        Outcome::of(&s.0.lock().unwrap(), rows.take(RequestId(i as u64)).0)
-    };
-    sinks.iter().enumerate().map(one).collect()
 }
 
 fn over(handle: &Handle, number: u64) -> State {
@@ -103,15 +90,6 @@ fn a_generation_takes_the_live_ones_place_where_both_do_not_fit() {
     assert_same(&engine.together(&probes, &[]), &outcomes(&sinks), "with a generation exchanged");
 }
 
-fn submit_from(handle: &Handle, probes: &[Probe], from: usize) -> Vec<Recorder> {
-    let one = |(i, probe): (usize, &Probe)| {
-        let sink = Recorder::default();
-        handle.submit(probe.request(i as u64), Box::new(sink.clone())).unwrap();
-        sink
-    };
-    probes.iter().enumerate().skip(from).map(one).collect()
-}
-
 /// A new generation that fails its canary steps gives the place back, and what waited goes on.
 #[test]
 fn a_generation_that_fails_in_the_live_ones_place_gives_it_back() {
@@ -142,4 +120,48 @@ fn a_generation_that_fails_in_the_live_ones_place_gives_it_back() {
     wait(&handle, "the end", |s| s.counters.finished == 6);
     assert!(sinks.iter().all(Recorder::ended));
     handle.shutdown();
+}
+
+/// Canary rows found no page where running requests had all of them, and every exchange ended with
+/// the old generation built again: a pause for nothing.
+#[test]
+fn a_full_token_pool_does_not_make_the_pause_be_for_nothing() {
+    let rig = one_fills_the_pool();
+    let mut engine =
+        rig.engine_on(&tiny("llama"), Box::new(CpuDevice::new(2, "auto").unwrap()), false);
+    let params = SamplingParams {
+        temperature: 0.9,
+        logprobs: Some(1),
+        seed: Seed(5),
+        max_tokens: 64,
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let probe = [Probe::new((0..960).map(|t| 3 + (t * 7) % 250), params)];
+    let sinks = submit(&engine.handle, &probe);
+    let free = |s: &EngineStatus| s.pools[0].pages_total - s.pools[0].pages_used;
+    while free(&engine.status()) > 0 {
+        engine.steps.turn();
+    }
+    let number = engine.handle.stage_as(&[change("audit.rate", "7")], StageMode::Drain).unwrap();
+    // The last page has some thirty tokens left, and a turn without the pause takes one of them.
+    wait(&engine.handle, "its proofs", |s| report(s, number).state != State::Planned);
+    while engine.status().held_for.is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+        engine.steps.turn();
+    }
+    assert_eq!((free(&engine.status()), sinks[0].ended()), (0, false), "it is full as it begins");
+    while engine.status().held_for.is_some() {
+        engine.steps.turn();
+    }
+    let status = engine.status();
+    let swapped = report(&status, number);
+    assert_eq!(swapped.state, State::Live, "{:?}", swapped.reason);
+    while !sinks[0].ended() {
+        engine.steps.turn();
+    }
+    assert_eq!(engine.status().counters.preemptions, 1);
+    let mut other =
+        rig.engine_on(&tiny("llama"), Box::new(CpuDevice::new(2, "auto").unwrap()), false);
+    assert_same(&other.alone(&probe), &outcomes(&sinks), "after an exchange in a full pool");
 }

@@ -27,8 +27,18 @@ pub struct SeqRow {
     pub token_row: u32,
     /// Its first logit row in the step, where it has any.
     pub logit_row: u32,
+    /// Positions of its sequence under this had been in a step before this one.
+    pub(crate) reached: u32,
     pub(crate) entry: u32,
     pub(crate) epoch: u32,
+}
+
+impl SeqRow {
+    /// Of its tokens, how many had been computed before.
+    pub(crate) fn recomputed_tokens(&self) -> u64 {
+        let first = self.plan.first_position.0;
+        u64::from(self.reached.min(self.plan.end()).saturating_sub(first))
+    }
 }
 
 /// A planned step: decode rows first, then prefill rows, each by arrival.

@@ -147,6 +147,7 @@ impl Scheduler {
             drafts,
             token_row: 0,
             logit_row: 0,
+            reached: entry.reached,
             entry: index,
             epoch: entry.epoch,
         })
@@ -293,7 +294,9 @@ impl Scheduler {
         let live = batch.live;
         let Some(bucket) = self.ladder.pick(live) else { return };
         let target = self.ladder.below(live);
-        if bucket.is_decode() || target <= batch.decode_rows {
+        let decode_rows = &batch.rows[..batch.decode_rows as usize];
+        let decode_tokens: u32 = decode_rows.iter().map(|r| r.plan.n_tokens).sum();
+        if bucket.is_decode() || target <= decode_tokens {
             return;
         }
         let mut excess = live.tokens - target;
@@ -322,7 +325,7 @@ impl Scheduler {
         counters.padded_rows += u64::from(batch.bucket.tokens - batch.live.tokens);
         for (i, row) in batch.rows.iter().enumerate() {
             let entry = self.entries[row.entry as usize].as_mut().expect("a row has an entry");
-            let (first, end) = (row.plan.first_position.0, row.plan.end());
+            let end = row.plan.end();
             if (i as u32) < batch.decode_rows {
                 counters.decode_rows += 1;
                 counters.undrafted_rows += u64::from(self.config.drafts > 0 && row.drafts == 0);
@@ -330,7 +333,7 @@ impl Scheduler {
                 counters.prefill_rows += 1;
                 counters.prefill_tokens += u64::from(row.plan.n_tokens);
             }
-            counters.recomputed_tokens += u64::from(entry.reached.min(end).saturating_sub(first));
+            counters.recomputed_tokens += row.recomputed_tokens();
             entry.reached = entry.reached.max(end - row.drafts);
             entry.issued = end;
             entry.pending += u32::from(row.plan.samples);

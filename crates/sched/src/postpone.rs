@@ -18,9 +18,6 @@ impl Scheduler {
         let entry = self.entry_mut(row.entry);
         entry.issued = row.plan.first_position.0;
         entry.pending -= u32::from(row.plan.samples);
-        if entry.reached == row.plan.end() {
-            entry.reached = entry.issued;
-        }
         let counters = &mut self.counters;
         counters.postponed_rows += 1;
         if decodes {

@@ -342,9 +342,12 @@ impl Scheduler {
         }
         let at = (self.planned % self.batches.len() as u64) as usize;
         let batch = &mut self.batches[at];
-        let Some(row) = batch.rows.iter().position(|r| r.entry == index) else { return };
-        batch.decode_rows -= u32::from((row as u32) < batch.decode_rows);
-        batch.rows.remove(row);
+        let Some(at) = batch.rows.iter().position(|r| r.entry == index) else { return };
+        batch.decode_rows -= u32::from((at as u32) < batch.decode_rows);
+        let row = batch.rows.remove(at);
         batch.number();
+        // Nothing of it was computed, so nothing of it was computed again.
+        self.counters.recomputed_tokens -= row.recomputed_tokens();
+        self.entry_mut(index).reached = row.reached;
     }
 }

@@ -2,6 +2,7 @@
 //! another ladder under running requests.
 
 use crate::{Ladder, SchedConfig, SchedError, Scheduler};
+use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{BucketKey, Micros};
 use lockstep_pool::{RowPlan, StepLease, StepTables};
 
@@ -38,6 +39,41 @@ impl Scheduler {
         self.pool.abandon(lease).map_err(|(_, e)| e)?;
         self.completed += 1;
         Ok(())
+    }
+
+    /// Sends the youngest running request back to the queue, where there is one: its pages are free
+    /// or in the prefix index then, and it resumes with the same bits. For pages that are needed
+    /// while steps are held.
+    ///
+    /// # Errors
+    /// A step is planned or in flight.
+    pub fn preempt_youngest(&mut self) -> Result<bool, SchedError> {
+        self.between_steps()?;
+        let youngest = self.running.last().copied();
+        if let Some(index) = youngest {
+            self.send_back(index);
+        }
+        Ok(youngest.is_some())
+    }
+
+    /// Pages that the running requests will take for the tokens that they have, and one more.
+    pub fn pages_ahead(&self) -> u32 {
+        let missing = |&index: &u32| {
+            let entry = self.entry(index);
+            let has = entry.slot.map_or(0, |s| self.pool.extent_tokens(s) / PAGE_TOKENS);
+            entry.pages_wanted().saturating_sub(has)
+        };
+        self.running.iter().map(missing).sum()
+    }
+
+    /// True where the pool has not the pages that the running requests and the first of the queue
+    /// would take: whoever holds pages for anything else gives them back.
+    pub fn lacks_pages(&self) -> bool {
+        let places = self.config.running_requests_max.saturating_sub(self.running());
+        let first = self.waiting.front().filter(|_| places > 0);
+        // As `has_room_for` has it: a page of growth for each that runs.
+        let first = first.map_or(0, |&i| self.entry(i).pages_wanted() + 1 + self.running());
+        self.pages_ahead() + first > self.pool.free_pages() + self.pool.cached_pages()
     }
 
     /// Ends what has passed its deadline while no step is planned.

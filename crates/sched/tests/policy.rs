@@ -7,7 +7,7 @@ use common::{EOS, Host, request};
 use lockstep_flow::{
     BucketKey, Failure, FinishReason, Micros, Refusal, Request, RequestId, SamplingParams, Token,
 };
-use lockstep_sched::{Logits, Outcome, Update};
+use lockstep_sched::{Logits, Outcome, SchedConfig, Update};
 use std::sync::Arc;
 
 fn ids(updates: &[Update], keep: fn(&Update) -> bool) -> Vec<u64> {
@@ -424,6 +424,54 @@ fn a_row_that_has_not_run_waits_for_a_later_step() {
     host.lease();
     host.finish(&[Outcome::Sampled(Token(1))]);
     assert!(host.sched.is_idle());
+}
+
+/// What a resumed request computes again was counted once for each time that its row had to wait.
+#[test]
+fn a_row_that_waits_counts_what_it_computes_again_once() {
+    let mut host = Host::new(2, 4, 100, 1);
+    host.submit(&request(1, 40, 30)).unwrap();
+    host.submit(&Request { use_prefix_cache: false, ..request(2, 40, 30) }).unwrap();
+    for _ in 0..4 {
+        host.step(|_| Token(1));
+    }
+    assert!(host.sched.preempt_youngest().unwrap());
+    let mut waited = 0;
+    while host.sched.counters().recomputed_tokens == 0 || waited < 2 {
+        let batch = host.sched.plan(host.now).unwrap().clone();
+        let row = batch.rows.iter().find(|r| r.plan.request == RequestId(2)).copied();
+        if let (Some(row), true) = (row, waited < 2) {
+            host.sched.postpone(row.plan.slot);
+            assert_eq!(host.sched.counters().recomputed_tokens, 0, "it has not run");
+            waited += 1;
+        }
+        host.lease();
+        let rows = host.sched.oldest_step().unwrap().rows.len();
+        host.finish(&vec![Outcome::Sampled(Token(1)); rows]);
+    }
+    host.run_to_idle(|_| Token(1));
+    // 40 of the prompt, and two of the three tokens that it had sampled: the last was not read yet.
+    assert_eq!(host.sched.counters().recomputed_tokens, 42);
+}
+
+/// Decode rows with drafts have several tokens, and a step of nothing else was cut to the bucket
+/// below as if each had one: whole rows of running requests were taken out.
+#[test]
+fn a_step_of_decode_rows_with_drafts_is_not_cut() {
+    let mixed = |tokens| BucketKey { tokens, seqs: 10, logit_rows: tokens };
+    let buckets = [16, 32, 64].map(mixed).into_iter().chain([BucketKey::decode(10)]).collect();
+    let change = |c: &mut SchedConfig| (c.drafts, c.padding_max_percent) = (3, 20);
+    let mut host = Host::with(buckets, change, 10, 100);
+    for id in 0..10 {
+        host.submit(&request(id, 1, 40)).unwrap();
+    }
+    let run = |n: u32| (0..n).map(|i| Token(2 + i)).collect();
+    for tokens in [10, 40] {
+        let batch = host.launch().unwrap();
+        assert_eq!((batch.live.tokens, batch.rows.len(), batch.decode_rows), (tokens, 10, 10));
+        let outcome = Outcome::Verified { sampled: run(1), drafts: run(3) };
+        host.finish(&vec![outcome; 10]);
+    }
 }
 
 /// Canary steps take numbers of steps and leave nothing behind.

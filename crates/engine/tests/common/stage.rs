@@ -1,10 +1,11 @@
 //! Staging from a test's side.
 
-use super::Rig;
+use super::outcome::{Outcome, Rows};
+use super::{Probe, Recorder, Rig};
 use lockstep_engine::{Handle, KnobChange};
 use lockstep_flow::generation::GenerationReport;
 use lockstep_flow::knobs::find;
-use lockstep_flow::{EngineStatus, GenerationState as State};
+use lockstep_flow::{EngineStatus, GenerationState as State, RequestId};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer unless it hangs.
@@ -57,6 +58,35 @@ pub fn verified(handle: &Handle, changes: &[KnobChange]) -> u64 {
     let report = settled(handle, number);
     assert_eq!(report.state, State::Verified, "{:?}", report.reason);
     number
+}
+
+/// Submits probes; the `i`th is request `i`.
+pub fn submit(handle: &Handle, probes: &[Probe]) -> Vec<Recorder> {
+    submit_from(handle, probes, 0)
+}
+
+/// As [`submit`], but for the first so many.
+pub fn submit_from(handle: &Handle, probes: &[Probe], from: usize) -> Vec<Recorder> {
+    let one = |(i, probe): (usize, &Probe)| {
+        let sink = Recorder::default();
+        handle.submit(probe.request(i as u64), Box::new(sink.clone())).unwrap();
+        sink
+    };
+    probes.iter().enumerate().skip(from).map(one).collect()
+}
+
+/// What clients have seen of an engine that keeps no logits.
+pub fn outcomes(sinks: &[Recorder]) -> Vec<Outcome> {
+    let mut rows = Rows::default();
+    let one = |(i, s): (usize, &Recorder)| {
+        Outcome::of(&s.0.lock().unwrap(), rows.take(RequestId(i as u64)).0)
+    };
+    sinks.iter().enumerate().map(one).collect()
+}
+
+/// A rig whose token pool one request fills: nothing else gets a page then.
+pub fn one_fills_the_pool() -> Rig {
+    rig().with(|k| (k.running_max, k.graph_max_bs) = (1, 1))
 }
 
 /// Bytes of arenas, arenas, executables.

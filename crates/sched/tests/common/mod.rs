@@ -85,6 +85,31 @@ pub struct Host {
 impl Host {
     /// Chunks of 64, echo buckets of 32, context 4096.
     pub fn new(running: u32, queued: u32, pages: u32, depth: u32) -> Host {
+        let buckets = standard_buckets(running, CHUNK, 32);
+        Host::with(buckets, |c| (c.queued_requests_max, c.depth) = (queued, depth), running, pages)
+    }
+
+    /// The same with other buckets, and knobs changed.
+    pub fn with(
+        buckets: Vec<BucketKey>,
+        change: impl FnOnce(&mut SchedConfig),
+        running: u32,
+        pages: u32,
+    ) -> Host {
+        let mut config = SchedConfig {
+            running_requests_max: running,
+            queued_requests_max: 4,
+            chunked_prefill_tokens: CHUNK,
+            context_tokens_max: CONTEXT,
+            vocab: 100,
+            eos_tokens: vec![EOS],
+            prefix_cache: true,
+            drafts: 0,
+            depth: 1,
+            padding_max_percent: 25,
+        };
+        change(&mut config);
+        let depth = config.depth;
         let stride = (CONTEXT / PAGE_TOKENS).min(pages - 1);
         let pool = Pool::new(PoolConfig {
             id: 0,
@@ -97,19 +122,6 @@ impl Host {
             slot_snapshots: false,
         })
         .unwrap();
-        let buckets = standard_buckets(running, CHUNK, 32);
-        let config = SchedConfig {
-            running_requests_max: running,
-            queued_requests_max: queued,
-            chunked_prefill_tokens: CHUNK,
-            context_tokens_max: CONTEXT,
-            vocab: 100,
-            eos_tokens: vec![EOS],
-            prefix_cache: true,
-            drafts: 0,
-            depth,
-            padding_max_percent: 25,
-        };
         let buffers = Buffers::new(&buckets, stride);
         let ladder = Ladder::new(buckets, running).unwrap();
         let sched = Scheduler::new(config, ladder, pool).unwrap();
