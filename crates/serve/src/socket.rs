@@ -39,6 +39,8 @@ const IDLE: u8 = 0;
 const READING: u8 = 1;
 /// A request has come whole and its answer is not complete.
 const OWED: u8 = 2;
+/// Bytes have come that are no request's yet: its head is not whole.
+const HEAD: u8 = 3;
 
 impl Exchange {
     /// A request's body that notes its end.
@@ -54,6 +56,17 @@ impl Exchange {
     /// An answer's body that notes its end.
     pub fn answer(&self, body: Body) -> Body {
         Body::new(Noted { body, exchange: self.clone(), at_end: IDLE })
+    }
+
+    /// True where a request has begun whose head has not come whole.
+    pub fn is_in_head(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == HEAD
+    }
+
+    /// Bytes have come.
+    fn heard(&self) {
+        // Of a request that is known they are its body, or the next one's beginning.
+        let _ = self.0.compare_exchange(IDLE, HEAD, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     fn set(&self, state: u8) {
@@ -151,7 +164,7 @@ impl Socket {
         loop {
             let state = self.exchange.0.load(Ordering::Relaxed);
             self.silent = match (state, self.silent.take()) {
-                (IDLE, _) => return Poll::Ready(Ok(())),
+                (IDLE | HEAD, _) => return Poll::Ready(Ok(())),
                 (READING, Some(Silent::Grace(mut grace))) => match grace.as_mut().poll(cx) {
                     Poll::Ready(()) => return Poll::Ready(Ok(())),
                     Poll::Pending => {
@@ -220,6 +233,9 @@ impl AsyncRead for Socket {
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         if buf.filled().len() > before || buf.remaining() == 0 {
             self.last_byte = Instant::now();
+            if buf.filled().len() > before {
+                self.exchange.heard();
+            }
             return Poll::Ready(Ok(()));
         }
         self.said_all = self.last_byte.elapsed() <= SAID_ALL;

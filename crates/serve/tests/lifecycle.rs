@@ -5,6 +5,7 @@ mod common;
 use common::{Server, ToyConfig, wait_until};
 use lockstep_serve::Engine;
 use serde_json::{Value, json};
+use std::io::Write as _;
 use std::net::Shutdown;
 use std::time::Duration;
 
@@ -208,7 +209,10 @@ fn a_drain_finishes_what_was_accepted_and_takes_nothing_new() {
     assert_eq!(idle.get("/health").status, 200);
     wait_until("it runs", || server.toy.status().running == 1);
     server.signal();
-    wait_until("nobody listens", || std::net::TcpStream::connect(server.address).is_err());
+    // A router or an operator that asks meanwhile once found a refused connection.
+    wait_until("it says so", || server.get("/health").status == 503);
+    assert!(server.get("/health").text().contains("drain"), "{}", server.get("/health").text());
+    assert_eq!(server.post(CHAT, &endless(false)).error().0, 503);
     let answer = running.answer();
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.json()["usage"]["completion_tokens"], 300);
@@ -217,6 +221,19 @@ fn a_drain_finishes_what_was_accepted_and_takes_nothing_new() {
     let drained = server.join();
     assert_eq!(drained.connections_cut, 0);
     assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+/// The beginning of a request's head once held a server up for a minute after its SIGTERM.
+#[test]
+fn a_head_that_does_not_come_whole_does_not_hold_the_end_up() {
+    let mut server = Server::with(slow(), &[("server.drain-timeout", "20")]);
+    let mut half = server.client();
+    assert_eq!(half.get("/health").status, 200);
+    half.stream.write_all(b"GET /health HTTP/1.1\r\nHost: half").unwrap();
+    let mut whole = server.client();
+    assert_eq!(whole.get("/health").status, 200);
+    server.signal();
+    assert_eq!(server.join().connections_cut, 0, "it was not there at the drain's end");
 }
 
 #[test]
