@@ -1,5 +1,6 @@
 //! A device that does one thing wrong.
 
+use crate::early;
 use crate::hits;
 use crate::rng::Rng;
 use crate::spread::spread;
@@ -280,6 +281,12 @@ impl FaultDevice {
         strike: &Strike,
     ) -> Result<(), DeviceError> {
         let mut rng = Rng::new(self.seed() ^ replay << 32);
+        if *strike == Strike::EarlyRead {
+            if early::replay(&mut self.lab, exec, lease, &mut rng)? {
+                self.log.struck(replay);
+            }
+            return Ok(());
+        }
         let mut step = Step { lab: &mut self.lab, exec };
         let undo = hits::before(&mut step, strike, &mut self.memory, &mut rng);
         self.lab.device_mut().replay(exec, lease)?;

@@ -11,6 +11,8 @@
 
 pub mod books;
 pub mod drill;
+mod early;
+mod engine;
 pub mod explorer;
 mod fault_device;
 mod hits;

@@ -6,20 +6,20 @@
 //! is what another lane has really written there. As shipped, the same lanes run in the same orders
 //! and the plan is the proven one.
 
+use crate::engine::{Keeper, assembled};
 use crate::fault_device::FaultDevice;
 use crate::scene::SceneError;
 use crate::strike::{Sabotage, Strike, StrikeLog};
 use lockstep_device::CpuDevice;
 use lockstep_device::cpu::CpuBackend;
-use lockstep_engine::{EngineParts, Handle, Knobs, LoopTurn, StepLoop, assemble, plan_shape};
+use lockstep_engine::{Handle, Knobs, LoopTurn, StepLoop, plan_shape};
 use lockstep_flow::{
-    BucketKey, Event, EventKind, EventSink, Micros, Request, RequestId, SamplingParams, Token,
+    BucketKey, Event, EventKind, Micros, Request, RequestId, SamplingParams, Token,
 };
 use lockstep_model::Model;
 use lockstep_plan::drill::PlanFault;
 use lockstep_plan::{Fault, Hazard, pack_by_issue_order, prove};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens of an answer beyond the right one's, at most: enough to see where a wrong one goes.
 const LONGER: u32 = 40;
@@ -82,16 +82,6 @@ pub struct RaceOutcome {
     pub mismatches: u64,
 }
 
-#[derive(Clone, Default)]
-struct Keeper(Arc<Mutex<Vec<Event>>>);
-
-impl EventSink for Keeper {
-    fn emit(&mut self, event: Event) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
-        true
-    }
-}
-
 /// A session's turn that runs.
 struct Running {
     session: usize,
@@ -136,19 +126,8 @@ impl Race {
         let device = CpuDevice::new(2, "auto").map_err(SceneError::Device)?;
         let device = FaultDevice::new(device, Some(sabotage)).on_lanes_at_decode(self.odds);
         let log = device.log();
-        let parts = EngineParts {
-            device: Box::new(device),
-            model,
-            eos: &[],
-            knobs: self.knobs(),
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap: None,
-            draft: None,
-        };
-        let (started, steps) = assemble(parts).map_err(SceneError::Engine)?;
-        Ok(self.turn(&started.handle, steps, &log, sessions, done))
+        let (handle, steps) = assembled(device, model, self.knobs())?;
+        Ok(self.turn(&handle, steps, &log, sessions, done))
     }
 
     fn turn(
@@ -173,11 +152,10 @@ impl Race {
         loop {
             let mut next = Vec::new();
             running.retain(|r| {
-                let events = r.sink.0.lock().unwrap_or_else(PoisonError::into_inner);
-                if !events.last().is_some_and(|e| e.kind.is_final()) {
+                if !r.sink.ended() {
                     return true;
                 }
-                out.answers.push(answer(r, &events));
+                out.answers.push(answer(r, &r.sink.events()));
                 next.push((r.session, r.turn + 1));
                 false
             });

@@ -1,18 +1,18 @@
 //! The real engine on a tiny model, one step at a time.
 
+use crate::engine::{Keeper, assembled};
 use crate::fault_device::FaultDevice;
 use crate::rng::Rng;
 use crate::strike::{Sabotage, StrikeLog};
 use core::fmt;
 use lockstep_device::{CpuDevice, DeviceError};
-use lockstep_engine::{EngineError, EngineParts, Handle, Knobs, LoopTurn, StepLoop, assemble};
+use lockstep_engine::{EngineError, Handle, Knobs, LoopTurn, StepLoop};
 use lockstep_flow::{
-    AuditPart, BucketKey, Event, EventKind, EventSink, Micros, Request, RequestId, SamplingParams,
-    Seed, Token,
+    AuditPart, BucketKey, EventKind, Micros, Request, RequestId, SamplingParams, Seed, Token,
 };
 use lockstep_model::{Model, ModelError};
 use lockstep_weights::{Checkpoint, SourceFile, WeightsError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A Llama of two layers with random weights, 256 tokens of vocabulary.
@@ -136,17 +136,6 @@ impl Default for Scene {
     }
 }
 
-/// Keeps events.
-#[derive(Clone, Default)]
-struct Keeper(Arc<Mutex<Vec<Event>>>);
-
-impl EventSink for Keeper {
-    fn emit(&mut self, event: Event) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
-        true
-    }
-}
-
 impl Scene {
     /// The knobs that scenes run with.
     pub fn knobs(&self) -> Knobs {
@@ -188,19 +177,8 @@ impl Scene {
             device = device.with_ties();
         }
         let log = device.log();
-        let parts = EngineParts {
-            device: Box::new(device),
-            model,
-            eos: &[],
-            knobs: self.knobs(),
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap: None,
-            draft: None,
-        };
-        let (started, steps) = assemble(parts).map_err(SceneError::Engine)?;
-        Ok(self.turn(&started.handle, steps, &log))
+        let (handle, steps) = assembled(device, model, self.knobs())?;
+        Ok(self.turn(&handle, steps, &log))
     }
 
     fn request(&self, i: u32) -> Request {
@@ -232,7 +210,7 @@ impl Scene {
         let mut outcome = Outcome::default();
         let mut submitted = 0;
         loop {
-            let ended = sinks.iter().filter(|s| ended(s)).count() as u32;
+            let ended = sinks.iter().filter(|s| s.ended()).count() as u32;
             // A few at once, so that batches are smaller than their buckets and change.
             while submitted < self.requests && submitted - ended < self.at_once + (submitted & 1) {
                 let sink = Box::new(sinks[submitted as usize].clone());
@@ -257,9 +235,8 @@ impl Scene {
         outcome.audits = status.counters.audits;
         outcome.buckets = status.buckets.iter().map(|b| (b.key, b.replays)).collect();
         for sink in &sinks {
-            let events = sink.0.lock().unwrap_or_else(PoisonError::into_inner);
             let mut seen = Vec::new();
-            for event in events.iter() {
+            for event in sink.events().iter() {
                 match &event.kind {
                     EventKind::Token { token, logprob, .. } => {
                         seen.push((token.0, logprob.as_ref().map_or(0, |l| l.logprob.to_bits())));
@@ -289,9 +266,4 @@ impl Scene {
         }
         !outcome.findings.is_empty()
     }
-}
-
-fn ended(sink: &Keeper) -> bool {
-    let events = sink.0.lock().unwrap_or_else(PoisonError::into_inner);
-    events.last().is_some_and(|e| e.kind.is_final())
 }

@@ -65,11 +65,25 @@ fn side_ops(out: &mut StepPlan, name: &str, from: BufferId, lanes: [LaneId; 2]) 
             let rows = Some(RowView { axis, stride, reach: RowReach::Same });
             Access::Static { span: Span { buffer, offset: 0, len: bytes }, rows }
         };
+        let mut writes = vec![access(to)];
+        if step == 0 {
+            // Scratch that the op alone uses, as an indexer's is.
+            let scratch = BufferId(out.buffers.len() as u32);
+            out.buffers.push(Buffer {
+                name: format!("{name}.scratch"),
+                bytes,
+                align: 64,
+                kind: BufferKind::Transient,
+                rows: None,
+                elem: Elem::Opaque,
+            });
+            writes.push(Access::whole(scratch, bytes));
+        }
         out.ops.push(Op {
             name: format!("{name}.side{step}"),
             kind: OpKind::Mix { seed: u64::from(to.0) },
             reads: vec![access(source)],
-            writes: vec![access(to)],
+            writes,
             lane,
             decisions: Vec::new(),
         });

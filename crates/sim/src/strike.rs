@@ -35,6 +35,9 @@ pub enum Strike {
     RowNotWrittenByKernel,
     /// Of equal logits, whichever arrived last wins.
     TiesByArrival,
+    /// A kernel that was launched programmatically reads its predecessor's result before its wait:
+    /// it gets the bytes that lay there before.
+    EarlyRead,
     /// The host reads an output after the next replay has begun to write it: as seen by the host,
     /// the bytes of another step.
     OutputOfAnotherStep,

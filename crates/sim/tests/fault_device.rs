@@ -32,8 +32,9 @@ fn replays_on_lanes_in_random_order_change_no_bit() {
 /// is wrong in the twin too.
 #[test]
 fn twin_and_tables_see_what_is_done_wrong() {
-    let table: [(Strike, Option<AuditPart>); 14] = [
+    let table: [(Strike, Option<AuditPart>); 15] = [
         (Strike::Plan(PlanFault::ArenaByIssueOrder), Some(AuditPart::Twin)),
+        (Strike::EarlyRead, Some(AuditPart::Twin)),
         (Strike::StaleBlockTable, Some(AuditPart::Tables)),
         (Strike::LiveStride, Some(AuditPart::Tables)),
         (Strike::LiveStrideInReplay, Some(AuditPart::Twin)),

@@ -104,13 +104,16 @@ pub const DRILLS: &[Drill] = &[
         ),
         || Strike::Plan(PlanFault::UndeclaredScratch),
     ),
-    of_plan(
-        drill(
-            "programmatic-launch-edge",
-            "what is read before its writer has ended",
-            "a kernel that reads its predecessor's result before its wait",
+    of_engine(
+        of_plan(
+            drill(
+                "programmatic-launch-edge",
+                "what is read before its writer has ended",
+                "a kernel that reads its predecessor's result before its wait",
+            ),
+            PlanFault::ReadBeforeWait,
         ),
-        PlanFault::ReadBeforeWait,
+        || Strike::EarlyRead,
     ),
     of_plan(
         drill(

@@ -37,8 +37,8 @@ fn short(l: &LayerResult) -> String {
 const NATURE: &str = "
 ## What a layer cannot see by its nature
 
-- The prover judges what a plan says. `undeclared-workspace` is a kernel that writes what its plan does not say, and a proof of that plan holds. Explorer and threads run the kernel and see it where the bytes it takes are somebody's at that moment. In the engine of these drills they are nobody's whom a client sees: its plans are chains that were spread over lanes, and what lies beside the kernel's scratch is what was added to spread them.
-- Explorer and threads run every op as a whole, once its lane has come to it. `programmatic-launch-edge` is an op whose read comes before its own wait, which is no order of whole ops; and the CPU device launches one op after the other, so a running engine has no such edge either. The prover alone sees it, and nothing runs that it refuses.
+- The prover judges what a plan says. `undeclared-workspace` is a kernel that writes what its plan does not say, and a proof of that plan holds. Explorer, threads and twin run the kernel and see it where the bytes it takes are somebody's at that moment.
+- Explorer and threads run every op as a whole, once its lane has come to it. `programmatic-launch-edge` is an op whose read comes before its own wait, which is no order of whole ops: the prover refuses the plan. The CPU device launches one op after the other, so that in a running engine one op is given what its read finds before its predecessor has run, and the twin sees it.
 ";
 
 /// The page `docs/drills.md`.
