@@ -3,11 +3,12 @@
 
 mod common;
 
-use common::{lockstep, model, temp_dir, wait_until};
+use common::serving::serve;
+use common::{model, wait_until};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 const ALL: &str = "/admin/generations";
 
@@ -18,21 +19,10 @@ struct Serving {
 
 impl Serving {
     fn start(test: &str, flags: &[&str]) -> Serving {
-        let mut child = Command::new(lockstep())
-            .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB"])
-            .args(["--graph-max-bs", "4", "--max-running-requests", "16"])
-            .args(["--generation-watch", "0"])
-            .arg("--model")
-            .arg(model())
-            .args(flags)
-            .current_dir(temp_dir(test))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let mut all = vec!["--graph-max-bs", "4", "--max-running-requests", "16"];
+        all.extend(["--generation-watch", "0"]);
+        all.extend(flags);
+        let (child, ready) = serve(test, &model(), "64MiB", &all);
         let address = ready["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
         Serving { child, address }
     }

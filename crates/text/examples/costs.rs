@@ -4,11 +4,15 @@
 //! happens between two steps.
 
 use lockstep_flow::Token;
-use lockstep_text::{ChatOptions, Encode, GgufVocab, GrammarSpec, TextModel};
-use lockstep_weights::Checkpoint;
+use lockstep_text::{ChatOptions, Encode, GrammarSpec, TextModel};
 use serde_json::json;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+#[path = "../tests/suite/vocab.rs"]
+mod vocab;
+
+use vocab::vocab_of;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -20,24 +24,7 @@ fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
 
 fn main() -> Result<(), Failure> {
     let path = std::env::args_os().nth(1).ok_or("usage: costs MODEL.gguf")?;
-    let data = Checkpoint::open(Path::new(&path))?.vocab()?.ok_or("the file has no vocabulary")?;
-    let vocab = GgufVocab {
-        model: data.model,
-        pre: data.pre.unwrap_or_default(),
-        tokens: data.tokens,
-        token_types: data.token_types,
-        scores: data.scores,
-        merges: data.merges,
-        bos: data.bos,
-        eos: data.eos,
-        unk: data.unk,
-        pad: data.pad,
-        eot: data.eot,
-        eom: data.eom,
-        add_bos: data.add_bos,
-        add_space_prefix: data.add_space_prefix,
-        chat_template: data.chat_template,
-    };
+    let vocab = vocab_of(Path::new(&path))?;
     let (model, took) = timed(|| TextModel::from_gguf(vocab));
     let model = model?;
     println!("build the model's text           {took:>10.1?}");

@@ -5,13 +5,17 @@
 //! over walks of its outputs.
 
 use lockstep_flow::{Token, TokenMask};
-use lockstep_text::{Encode, GgufVocab, TextModel};
-use lockstep_weights::Checkpoint;
+use lockstep_text::{Encode, TextModel};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 #[path = "../tests/suite/table.rs"]
 mod table;
+
+#[path = "../tests/suite/vocab.rs"]
+mod vocab;
+
+use vocab::vocab_of;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -129,24 +133,7 @@ fn measure(model: &TextModel, case: &table::Case) {
 fn main() -> Result<(), Failure> {
     let path = std::env::args_os().nth(1).ok_or("usage: masks MODEL.gguf [PART OF A NAME]")?;
     let only = std::env::args().nth(2).unwrap_or_default();
-    let data = Checkpoint::open(Path::new(&path))?.vocab()?.ok_or("the file has no vocabulary")?;
-    let model = TextModel::from_gguf(GgufVocab {
-        model: data.model,
-        pre: data.pre.unwrap_or_default(),
-        tokens: data.tokens,
-        token_types: data.token_types,
-        scores: data.scores,
-        merges: data.merges,
-        bos: data.bos,
-        eos: data.eos,
-        unk: data.unk,
-        pad: data.pad,
-        eot: data.eot,
-        eom: data.eom,
-        add_bos: data.add_bos,
-        add_space_prefix: data.add_space_prefix,
-        chat_template: data.chat_template,
-    })?;
+    let model = TextModel::from_gguf(vocab_of(Path::new(&path))?)?;
     // What all grammars share is built with the first one.
     drop(model.grammar(&lockstep_text::GrammarSpec::JsonObject, None)?);
     for (title, cases) in [("ordinary", table::ordinary()), ("hostile", table::hostile())] {

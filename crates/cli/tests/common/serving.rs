@@ -4,7 +4,25 @@ use super::{lockstep, model, temp_dir};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+/// Starts `lockstep serve` on a free port and waits for the line that says it is ready.
+pub fn serve(test: &str, model: &Path, kv_memory: &str, flags: &[&str]) -> (Child, Value) {
+    let mut child = Command::new(lockstep())
+        .args(["serve", "--json", "--port", "0", "--kv-memory", kv_memory, "--model"])
+        .arg(model)
+        .args(flags)
+        .current_dir(temp_dir(test))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    (child, ready)
+}
 
 /// A running server; killed when dropped.
 pub struct Serving {
@@ -15,19 +33,7 @@ pub struct Serving {
 
 impl Serving {
     pub fn start(test: &str, flags: &[&str]) -> Serving {
-        let mut child = Command::new(lockstep())
-            .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB"])
-            .arg("--model")
-            .arg(model())
-            .args(flags)
-            .current_dir(temp_dir(test))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let (child, ready) = serve(test, &model(), "64MiB", flags);
         Serving { child, ready }
     }
 

@@ -8,7 +8,7 @@ use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{BucketKey, Position, RequestId};
 use lockstep_model::{ModelError, PlanShape};
 use lockstep_plan::{BufferKind, IndexDtype, KvDtype, Proven, WeightData};
-use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepTables};
+use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepLease, StepTables};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,16 +32,16 @@ pub fn assert_selections(path: &Path, golden: &Golden, tokens: usize) {
     assert_eq!(compared, 3 * tokens);
 }
 
-/// One prefill step of one sequence, its ops run one by one as captured.
+/// Steps whose ops run one by one as captured.
 pub struct OneStep {
     device: CpuDevice,
     exec: ExecId,
     proven: Arc<Proven>,
-    pool: Pool,
+    pub pool: Pool,
     key: BucketKey,
-    pages: u32,
-    /// Pages of the sequence, while its step runs.
+    /// Pages of the sequences of the last step, by sequence.
     pub blocks: Vec<u32>,
+    pages_per_seq: u32,
 }
 
 impl OneStep {
@@ -49,18 +49,23 @@ impl OneStep {
         OneStep::kept_as(path, tokens, KvDtype::F32, IndexDtype::F32)
     }
 
-    /// With key-value rows and index keys of these types.
+    /// One prefill step of one sequence, with key-value rows and index keys of these types.
     pub fn kept_as(path: &Path, tokens: u32, kv: KvDtype, index: IndexDtype) -> OneStep {
-        let model = super::model(path);
         let key = BucketKey { tokens, seqs: 1, logit_rows: 1 };
+        OneStep::of(path, key, tokens, (kv, index))
+    }
+
+    /// Steps of a bucket whose sequences have up to `context` tokens.
+    pub fn of(path: &Path, key: BucketKey, context: u32, kept: (KvDtype, IndexDtype)) -> OneStep {
+        let model = super::model(path);
         let mut device = CpuDevice::new(2, "auto").unwrap();
-        let pages = tokens.div_ceil(PAGE_TOKENS) + 1;
+        let pages = key.seqs * context.div_ceil(PAGE_TOKENS) + 1;
         let shape = PlanShape {
             pages,
-            slots: 2,
-            context_tokens: tokens.next_multiple_of(PAGE_TOKENS),
-            kv_dtype: kv,
-            index_dtype: index,
+            slots: key.seqs + 1,
+            context_tokens: context.next_multiple_of(PAGE_TOKENS),
+            kv_dtype: kept.0,
+            index_dtype: kept.1,
             lanes: 8,
             drafts: 0,
         };
@@ -79,18 +84,19 @@ impl OneStep {
         let arena = device.arena(proven.packing().arena_bytes()).unwrap();
         let exec = device.capture(&proven, arena).unwrap();
         device.seal(exec).unwrap();
+        let pages_per_seq = shape.pages_per_seq_max();
         let pool = Pool::new(PoolConfig {
             id: 1,
             pages,
-            slots: 1,
-            pages_per_seq_max: shape.pages_per_seq_max(),
-            rows_max: 1,
+            slots: key.seqs,
+            pages_per_seq_max: pages_per_seq,
+            rows_max: key.seqs,
             steps_in_flight_max: 1,
             sub_pools: Vec::new(),
             slot_snapshots: false,
         });
-        let blocks = Vec::new();
-        OneStep { device, exec, proven, pool: pool.unwrap(), key, pages, blocks }
+        let pool = pool.unwrap();
+        OneStep { device, exec, proven, pool, key, blocks: Vec::new(), pages_per_seq }
     }
 
     fn input(&mut self, name: &str) -> &mut [u32] {
@@ -133,49 +139,62 @@ impl OneStep {
     }
 
     /// Runs the prompt's step op by op, and shows it after each while `visit` says true.
-    pub fn walk(&mut self, ids: &[u32], mut visit: impl FnMut(&OneStep, &str) -> bool) {
-        let n = ids.len();
-        self.input("token_source").copy_from_slice(ids);
-        self.input("live_counts").copy_from_slice(&[n as u32, 1, 1]);
+    pub fn walk(&mut self, ids: &[u32], visit: impl FnMut(&OneStep, &str) -> bool) {
         let request = RequestId(1);
         let begun = self.pool.begin(request, 0, &[]).unwrap();
-        self.pool.extend(begun.slot, request, n as u32).unwrap();
-        let mut t = vec![vec![0u32; n]; 3];
-        let mut blocks = vec![0u32; self.pages as usize - 1];
-        let mut one = [[0u32]; 3];
-        let lease = {
-            let [write_slots, positions, seq_of_token] = &mut t[..] else { unreachable!() };
-            let [slots, logit_tokens, logit_slots] = &mut one;
-            let mut tables = StepTables {
-                block_tables: &mut blocks,
-                write_slots,
-                positions,
-                seq_of_token,
-                slots,
-                logit_tokens,
-                logit_slots,
-                first_tokens: None,
-                token_counts: None,
-                kv_lens: None,
-            };
-            let row = RowPlan {
-                request,
-                slot: begun.slot,
-                first_position: Position(0),
-                n_tokens: n as u32,
-                logits: Logits::Last,
-                samples: true,
-            };
-            self.pool.lease(core::iter::once(row), self.key, &mut tables).unwrap()
+        self.pool.extend(begun.slot, request, ids.len() as u32).unwrap();
+        let row = RowPlan {
+            request,
+            slot: begun.slot,
+            first_position: Position(0),
+            n_tokens: ids.len() as u32,
+            logits: Logits::Last,
+            samples: true,
         };
+        let lease = self.step(&[row], ids, 1, visit);
+        self.pool.abandon(lease).unwrap();
+        self.pool.release(begun.slot, request).unwrap();
+    }
+
+    /// Runs a step of these rows and their tokens, of which `logit_rows` have logits, op by op, and
+    /// shows it after each while `visit` says true.
+    pub fn step(
+        &mut self,
+        rows: &[RowPlan],
+        ids: &[u32],
+        logit_rows: u32,
+        mut visit: impl FnMut(&OneStep, &str) -> bool,
+    ) -> StepLease {
+        let key = self.key;
+        let of = |n: u32| vec![0u32; n as usize];
+        let mut blocks = of(key.seqs * self.pages_per_seq);
+        let (mut write_slots, mut positions) = (of(key.tokens), of(key.tokens));
+        let (mut seq_of_token, mut slots) = (of(key.tokens), of(key.seqs));
+        let (mut logit_tokens, mut logit_slots) = (of(key.logit_rows), of(key.logit_rows));
+        let mut tables = StepTables {
+            block_tables: &mut blocks,
+            write_slots: &mut write_slots,
+            positions: &mut positions,
+            seq_of_token: &mut seq_of_token,
+            slots: &mut slots,
+            logit_tokens: &mut logit_tokens,
+            logit_slots: &mut logit_slots,
+            first_tokens: None,
+            token_counts: None,
+            kv_lens: None,
+        };
+        let lease = self.pool.lease(rows.iter().copied(), key, &mut tables).unwrap();
+        self.input("token_source")[..ids.len()].copy_from_slice(ids);
+        let live = [ids.len() as u32, rows.len() as u32, logit_rows];
+        self.input("live_counts").copy_from_slice(&live);
         for (name, values) in [
-            ("block_table", &blocks[..]),
-            ("write_slots", &t[0]),
-            ("positions", &t[1]),
-            ("token_seq", &t[2]),
-            ("seq_slots", &one[0]),
-            ("logit_rows", &one[1]),
-            ("logit_slots", &one[2]),
+            ("block_table", &blocks),
+            ("write_slots", &write_slots),
+            ("positions", &positions),
+            ("token_seq", &seq_of_token),
+            ("seq_slots", &slots),
+            ("logit_rows", &logit_tokens),
+            ("logit_slots", &logit_slots),
         ] {
             self.input(name).copy_from_slice(values);
         }
@@ -188,8 +207,7 @@ impl OneStep {
                 break;
             }
         }
-        self.pool.abandon(lease).unwrap();
-        self.pool.release(begun.slot, request).unwrap();
+        lease
     }
 }
 

@@ -87,7 +87,7 @@ fn lying_vocabularies_are_refused_with_what_was_found() {
 /// The real vocabulary with one thing in it broken is refused, not loaded as something else.
 #[test]
 fn a_real_vocabulary_with_one_lie() {
-    let real = vocab_of(&model_path());
+    let real = vocab_of(&model_path()).unwrap();
     let mut lie = real.clone();
     lie.merges[1000] = "Ġt zzzzzz".into();
     assert!(matches!(TextModel::from_gguf(lie), Err(TextError::Merge { index: 1000, .. })));
