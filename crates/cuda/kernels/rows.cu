@@ -1,6 +1,6 @@
 // The small ops of a step, a block or a warp a row. Their definitions are those of the CPU device's
 // modules of the same names, but for the order of sums, which is stated here.
-#include "common.cuh"
+#include "rope.cuh"
 
 struct GatherArgs {
     const uint32_t* live;
@@ -183,49 +183,16 @@ extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_con
     const bool is_q = h < p.heads, is_v = h >= p.heads + p.kv_heads;
     const float* weight = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
     const float* turn = p.table + (size_t)position * p.rotary_dim;
-    const uint32_t half = p.rotary_dim / 2;
-    float2 cs[8];
-    float scale[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const uint32_t d = lane + 32 * j;
-        if (weight && d < p.head_dim) scale[j] = weight[d];
-        if (!is_v && d < p.rotary_dim) cs[j] = *(const float2*)(turn + 2 * (p.adjacent ? d / 2 : d % half));
-    }
+    const RopeShape shape = {p.head_dim, p.rotary_dim, p.adjacent, p.eps};
+    RopeTables<8> tables;
+    tables.load(shape, weight, is_v ? nullptr : turn, lane);
     wait_for_previous();
-    float v[8], sum = 0.0f;
+    float v[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const uint32_t d = lane + 32 * j;
-        v[j] = d < p.head_dim ? x[d] : 0.0f;
-        sum = __fmaf_rn(v[j], v[j], sum);
-    }
+    for (int j = 0; j < 8; j++) v[j] = lane + 32 * j < p.head_dim ? x[lane + 32 * j] : 0.0f;
     if (row >= live) return;
-    if (weight) {
-        sum = warp_sum(sum);
-        const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)p.head_dim), p.eps)));
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const uint32_t d = lane + 32 * j;
-            if (d < p.head_dim) v[j] = __fmul_rn(__fmul_rn(v[j], r), scale[j]);
-        }
-    }
-    if (!is_v) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (lane + 32 * j < p.head_dim) mine[lane + 32 * j] = v[j];
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const uint32_t d = lane + 32 * j;
-            if (d < p.rotary_dim) {
-                const uint32_t partner = p.adjacent ? d ^ 1 : (d + half) % p.rotary_dim;
-                const bool first = p.adjacent ? d % 2 == 0 : d < half;
-                const float sine = __fmul_rn(mine[partner], first ? -cs[j].y : cs[j].y);
-                v[j] = __fmaf_rn(v[j], cs[j].x, sine);
-            }
-        }
-    }
+    if (weight) norm_head(v, shape, tables, lane);
+    if (!is_v) turn_head(v, shape, tables, mine, lane);
     const uint32_t kv_head = is_v ? h - p.heads - p.kv_heads : h - p.heads;
     const size_t at = (((size_t)(slot / 32) * p.kv_heads + kv_head) * 32 + slot % 32) * p.head_dim;
 #pragma unroll

@@ -19,12 +19,12 @@ const TILE_WARPS: u32 = 4;
 const STAGES: u32 = 3;
 
 /// Whether scores and values of this shape are products of tensor cores.
-fn on_tensor_cores(shape: &AttnShape) -> bool {
+pub(crate) fn on_tensor_cores(shape: &AttnShape) -> bool {
     shape.kv_dtype == KvDtype::F16 && shape.head_dim <= 128
 }
 
 impl Resolver<'_> {
-    fn attention_args(&self, a: &Attention) -> AttnArgs {
+    pub(crate) fn attention_args(&self, a: &Attention) -> AttnArgs {
         let rows = self.rows(Axis::T);
         let layout = SplitLayout::of(&a.attn, rows, a.pages_per_seq_max * PAGE_TOKENS);
         let (mma, dim) = (on_tensor_cores(&a.attn), f64::from(a.attn.head_dim));

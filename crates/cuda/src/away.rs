@@ -2,7 +2,8 @@
 
 use crate::CudaError;
 use crate::driver::{DeviceBytes, Driver};
-use crate::exec::{Exec, Stage};
+use crate::exec::{Exec, Stage, Style};
+use crate::fuse::Step;
 use crate::kernels::Kernels;
 use crate::memory::Memory;
 use crate::resolve::{Addresses, Resolver};
@@ -43,7 +44,7 @@ impl Base {
         &self,
         proven: &Arc<Proven>,
         (id, arena): (ArenaId, &DeviceBytes),
-        programmatic: bool,
+        style: Style,
     ) -> Result<Exec, DeviceError> {
         self.driver.bind()?;
         let plan = proven.plan();
@@ -58,20 +59,25 @@ impl Base {
         let addresses = Addresses::new(proven, arena.address, &self.memory)?;
         let resolver = Resolver::new(plan, &addresses, &self.memory, &self.kernels)?;
         let mut launches = Vec::with_capacity(plan.ops.len());
+        let mut steps: Vec<Step> = Vec::with_capacity(plan.ops.len());
         for op in plan.op_ids() {
-            if let Some(launch) = resolver.op(op)? {
-                launches.push((op, launch));
+            let Some(launch) = resolver.op(op)? else { continue };
+            launches.push((op, launch.clone()));
+            if steps.last().is_some_and(|s| op <= s.last) {
+                continue;
             }
+            let fused = if style.fused { resolver.fused(op) } else { None };
+            steps.push(fused.unwrap_or(Step { first: op, last: op, launch }));
         }
         let bound = (proven.clone(), id, addresses);
-        Ok(Exec::new(&self.driver, bound, launches, programmatic)?)
+        Ok(Exec::new(&self.driver, bound, (launches, steps), style)?)
     }
 }
 
 /// Makes arenas over the device's memory.
 pub struct CudaWorkshop {
     pub base: Arc<Base>,
-    pub programmatic: bool,
+    pub style: Style,
 }
 
 /// An arena with what was captured in it, or an arena that the device has lent.
@@ -81,14 +87,14 @@ pub struct CudaAway {
     /// Where the device had it; none where it has never been there.
     pub home: Option<ArenaId>,
     pub base: Arc<Base>,
-    pub programmatic: bool,
+    pub style: Style,
 }
 
 impl Workshop for CudaWorkshop {
     fn arena(&self, bytes: u64) -> Result<Box<dyn AwayArena>, DeviceError> {
         let arena = self.base.arena(bytes)?;
-        let (base, programmatic) = (self.base.clone(), self.programmatic);
-        Ok(Box::new(CudaAway { execs: Vec::new(), arena, home: None, base, programmatic }))
+        let (base, style) = (self.base.clone(), self.style);
+        Ok(Box::new(CudaAway { execs: Vec::new(), arena, home: None, base, style }))
     }
 }
 
@@ -106,7 +112,7 @@ impl AwayArena for CudaAway {
 
     fn capture(&mut self, plan: &Arc<Proven>) -> Result<(), DeviceError> {
         let id = self.home.unwrap_or(ArenaId(u32::MAX));
-        self.execs.push(self.base.capture(plan, (id, &self.arena), self.programmatic)?);
+        self.execs.push(self.base.capture(plan, (id, &self.arena), self.style)?);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use crate::away::{Base, CudaAway, CudaWorkshop};
 use crate::backend::CudaBackend;
 use crate::digest::Digests;
 use crate::driver::{DeviceBytes, Driver, Timer};
-use crate::exec::{Exec, Stage};
+use crate::exec::{Exec, Stage, Style};
 use crate::kernels::Kernels;
 use crate::memory::Memory;
 use crate::probe::Probe;
@@ -37,7 +37,7 @@ pub struct CudaDevice {
     digests: Digests,
     timer: Timer,
     base: Arc<Base>,
-    programmatic: bool,
+    style: Style,
     probe: Option<Arc<Probe>>,
     failed: Option<DeviceError>,
 }
@@ -56,7 +56,7 @@ impl CudaDevice {
             digests: Digests::new(&driver)?,
             timer: Timer::new()?,
             base: Arc::new(Base { memory: Memory::new(&driver), kernels, driver }),
-            programmatic: true,
+            style: Style::default(),
             probe: None,
             failed: None,
         })
@@ -93,12 +93,17 @@ impl CudaDevice {
 
     /// Whether a kernel may start while its predecessor ends (from the next capture on).
     pub fn set_programmatic(&mut self, on: bool) {
-        self.programmatic = on;
+        self.style.programmatic = on;
+    }
+
+    /// Whether one kernel does several ops where there is one for them (from the next capture on).
+    pub fn set_fused(&mut self, on: bool) {
+        self.style.fused = on;
     }
 
     /// Kernels of a captured plan.
     pub fn kernels_of(&self, exec: ExecId) -> usize {
-        self.exec(exec).launches.len()
+        self.exec(exec).steps.len()
     }
 
     /// Has `probe` look at replays.
@@ -314,7 +319,7 @@ impl Device for CudaDevice {
 
     fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
         let place = (arena, self.arena_at(arena));
-        let exec = self.base.capture(proven, place, self.programmatic)?;
+        let exec = self.base.capture(proven, place, self.style)?;
         Ok(self.register(exec))
     }
 
@@ -339,7 +344,7 @@ impl Device for CudaDevice {
     }
 
     fn workshop(&self) -> Arc<dyn Workshop> {
-        Arc::new(CudaWorkshop { base: self.base.clone(), programmatic: self.programmatic })
+        Arc::new(CudaWorkshop { base: self.base.clone(), style: self.style })
     }
 
     fn install(
@@ -372,7 +377,7 @@ impl Device for CudaDevice {
                 arena: bytes,
                 home: Some(arena),
                 base: self.base.clone(),
-                programmatic: self.programmatic,
+                style: self.style,
             })),
             Place::Vacant | Place::Lent(_) => unreachable!("`arena_at` has just found it"),
         }

@@ -3,6 +3,7 @@
 
 use crate::CudaError;
 use crate::driver::{Driver, Graph, GraphExec, Node, PinnedBytes, Wait};
+use crate::fuse::Step;
 use crate::launch::Launch;
 use crate::memory::Memory;
 use crate::resolve::Addresses;
@@ -19,6 +20,21 @@ pub enum Stage {
     Sealed,
 }
 
+/// How a graph is made of a plan: of no consequence for bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// A kernel may start while its predecessor ends.
+    pub programmatic: bool,
+    /// One kernel does several ops where there is one for them.
+    pub fused: bool,
+}
+
+impl Default for Style {
+    fn default() -> Style {
+        Style { programmatic: true, fused: true }
+    }
+}
+
 /// Bytes that the GPU may copy beyond what changed, to save a copy.
 const GAP_MAX: u64 = 16 << 10;
 
@@ -33,6 +49,8 @@ pub struct Exec {
     /// The graph.
     pub graph: GraphExec,
     /// Kernels of the graph, in program order.
+    pub steps: Vec<Step>,
+    /// A kernel for each op alone, in program order.
     pub launches: Vec<(OpId, Launch)>,
     /// What it is bound to.
     pub manifest: Manifest,
@@ -84,18 +102,29 @@ impl Exec {
     pub fn new(
         driver: &Arc<Driver>,
         (proven, arena, addresses): (Arc<Proven>, ArenaId, Addresses),
-        launches: Vec<(OpId, Launch)>,
-        programmatic: bool,
+        (launches, steps): (Vec<(OpId, Launch)>, Vec<Step>),
+        style: Style,
     ) -> Result<Exec, CudaError> {
         let plan = proven.plan();
-        let graph = graph(plan, &launches, programmatic)?.instantiate(driver)?;
+        let graph = graph(plan, &steps, style.programmatic)?.instantiate(driver)?;
         let is_input = |kind| matches!(kind, BufferKind::Input { .. });
         let inputs = HostSide::new(driver, plan, &addresses, is_input)?;
         let outputs =
             HostSide::new(driver, plan, &addresses, |k| k == BufferKind::Output { fetched: true })?;
         let manifest = manifest(plan, &addresses);
         let stage = Stage::Captured;
-        Ok(Exec { proven, arena, addresses, graph, launches, manifest, stage, inputs, outputs })
+        Ok(Exec {
+            proven,
+            arena,
+            addresses,
+            graph,
+            steps,
+            launches,
+            manifest,
+            stage,
+            inputs,
+            outputs,
+        })
     }
 
     /// Compares the manifest with what is bound now.
@@ -186,24 +215,21 @@ fn manifest(plan: &StepPlan, addresses: &Addresses) -> Manifest {
     Manifest { bound }
 }
 
-/// One node a launch; a node waits for the node before it in its lane and for the far end of every
+/// One node a kernel; a node waits for the node before it in its lane and for the far end of every
 /// event edge. What the host does is ordered by the stream: inputs before the launch of the graph,
 /// outputs after its end.
 ///
 /// Where `programmatic`, a node that waits for nothing but its lane's last one may start while
 /// that one ends: until its wait a kernel reads weights only, which nobody writes, and the wait
 /// ends when the other has ended and its writes are seen, so every order of the plan stands.
-fn graph(
-    plan: &StepPlan,
-    launches: &[(OpId, Launch)],
-    programmatic: bool,
-) -> Result<Graph, CudaError> {
+fn graph(plan: &StepPlan, steps: &[Step], programmatic: bool) -> Result<Graph, CudaError> {
     let mut graph = Graph::new()?;
     let mut nodes: Vec<Option<Node>> = vec![None; plan.ops.len()];
     let mut last: Vec<Option<Node>> = vec![None; plan.lanes.len()];
-    for (op, launch) in launches {
-        let lane = plan.op(*op).lane.index();
-        let joined = plan.edges.iter().filter(|e| e.to == *op && e.kind != EdgeKind::NextStep);
+    for Step { first, last: end, launch } in steps {
+        let lane = plan.op(*first).lane.index();
+        let of_it = |op: OpId| *first <= op && op <= *end;
+        let joined = plan.edges.iter().filter(|e| of_it(e.to) && e.kind != EdgeKind::NextStep);
         let others: Vec<Node> = joined
             .filter(|e| plan.op(e.from).lane.index() != lane)
             .filter_map(|e| nodes[e.from.index()])
@@ -217,7 +243,7 @@ fn graph(
         // SAFETY: addresses were resolved from a plan whose proof orders all accesses, and the
         // graph has every order of the plan between its kernels.
         let node = unsafe { graph.kernel(&launch.shape, &launch.args, &before)? };
-        nodes[op.index()] = Some(node);
+        nodes[first.index()..=end.index()].fill(Some(node));
         last[lane] = Some(node);
     }
     Ok(graph)

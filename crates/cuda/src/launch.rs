@@ -172,6 +172,37 @@ pub struct AttnArgs {
 }
 args!(AttnArgs, 120);
 
+/// `attention_decode_*`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DecodeArgs {
+    pub live: u64,
+    pub qkv: u64,
+    pub table: u64,
+    pub positions: u64,
+    pub token_seq: u64,
+    pub block_table: u64,
+    pub write_slots: u64,
+    pub q_norm: u64,
+    pub k_norm: u64,
+    pub k_pages: u64,
+    pub v_pages: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub table_stride: u32,
+    pub window: u32,
+    pub rotary_dim: u32,
+    pub adjacent: u32,
+    pub ways: u32,
+    pub depth: u32,
+    pub kept: u32,
+    pub scale: f32,
+    pub eps: f32,
+}
+args!(DecodeArgs, 144);
+
 /// A matrix of a product.
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(C)]

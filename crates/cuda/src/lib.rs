@@ -13,6 +13,7 @@ mod digest;
 mod driver;
 mod error;
 mod exec;
+mod fuse;
 mod gemm;
 mod kernels;
 mod launch;

@@ -95,8 +95,8 @@ impl Probe {
         let replay_us = least(&|| unsafe { exec.graph.launch() })?;
         let plan = exec.proven.plan();
         let mut groups: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for (i, (op, _)) in exec.launches.iter().enumerate() {
-            let name = &plan.op(*op).name;
+        for (i, step) in exec.steps.iter().enumerate() {
+            let name = &plan.op(step.last).name;
             let short = name.strip_prefix("layers.").and_then(|n| n.split_once('.'));
             let short = short.map_or(name.as_str(), |n| n.1);
             // Token ids are a transient, whose bytes others own by now: their reader comes after
@@ -109,7 +109,7 @@ impl Probe {
             let mut graph = Graph::new()?;
             let mut last = None;
             for i in &members {
-                let launch = &exec.launches[*i].1;
+                let launch = &exec.steps[*i].launch;
                 let before: Vec<_> = last.iter().map(|n| (*n, Wait::End)).collect();
                 // SAFETY: as in a replay, for some of its kernels.
                 last = Some(unsafe { graph.kernel(&launch.shape, &launch.args, &before)? });

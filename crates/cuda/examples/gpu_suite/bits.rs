@@ -5,7 +5,7 @@ use crate::Table;
 use crate::bed::{Ask, Bed, Keep, Outcome, Rng, gpu, greedy, model};
 use lockstep_engine::Knobs;
 use lockstep_flow::{SamplingParams, Seed};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn knobs() -> Knobs {
     Knobs {
@@ -20,12 +20,27 @@ fn knobs() -> Knobs {
     }
 }
 
-/// Prompts of 1 to 400 tokens, every third one sampled.
-fn asks(count: usize) -> Vec<Ask> {
+/// Four query heads of 128 channels a KV head, seeded weights.
+const WIDE_HEADS: &str = r#"{"model_type":"qwen3","hidden_act":"silu","rms_norm_eps":1e-6,
+    "rope_theta":1000000.0,"max_position_embeddings":4096,"attention_bias":false,
+    "torch_dtype":"bfloat16","bos_token_id":1,"eos_token_id":2,"hidden_size":512,
+    "intermediate_size":768,"num_hidden_layers":2,"num_attention_heads":32,
+    "num_key_value_heads":8,"head_dim":128,"vocab_size":256,"tie_word_embeddings":true}"#;
+
+fn wide_heads() -> PathBuf {
+    let folder = std::env::temp_dir().join("lockstep-wide-heads");
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("config.json"), WIDE_HEADS));
+    written.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    folder
+}
+
+/// Prompts of 1 to `longest` tokens, every third one sampled.
+fn asks(count: usize, longest: u32) -> Vec<Ask> {
     let mut rng = Rng(0xb175);
     (0..count)
         .map(|i| {
-            let len = 1 + rng.below(400) as usize;
+            let len = 1 + rng.below(longest) as usize;
             let prompt = rng.prompt(len, 256);
             let params = match i % 3 {
                 0 => SamplingParams {
@@ -63,16 +78,28 @@ fn compare(a: &[Outcome], b: &[Outcome]) -> Result<usize, String> {
 }
 
 pub fn run(fixtures: &Path, table: &mut Table) {
-    for (name, count) in [("qwen3", 96), ("gguf/wide-Q4_1.gguf", 32)] {
-        let path = fixtures.join("tiny").join(name);
-        let bed = |change: &dyn Fn(&mut Knobs), programmatic: bool| {
+    let tiny = fixtures.join("tiny");
+    let models = [
+        ("qwen3", tiny.join("qwen3"), 96, 400),
+        ("wide-Q4_1", tiny.join("gguf/wide-Q4_1.gguf"), 32, 400),
+        ("wide heads", wide_heads(), 96, 900),
+    ];
+    for (name, path, count, longest) in models {
+        let bed_of = |change: &dyn Fn(&mut Knobs), (programmatic, fused): (bool, bool)| {
             let mut knobs = knobs();
             change(&mut knobs);
             let mut device = gpu();
             device.set_programmatic(programmatic);
-            Bed::new(Box::new(device), model(&path, false), knobs, Keep::Rows)
+            device.set_fused(fused);
+            Bed::new(
+                Box::new(device),
+                model(&path, path.ends_with("lockstep-wide-heads")),
+                knobs,
+                Keep::Rows,
+            )
         };
-        let asks = asks(count);
+        let bed = |change: &dyn Fn(&mut Knobs), programmatic| bed_of(change, (programmatic, true));
+        let asks = asks(count, longest);
         let whole = bed(&|_| {}, true).run(&asks, 3);
         let mut one = bed(&|_| {}, true);
         let alone: Vec<Outcome> =
@@ -87,6 +114,7 @@ pub fn run(fixtures: &Path, table: &mut Table) {
         let few = bed(&|k| k.running_max = 7, true).run(&asks, 0);
         say("96 at a time = 7 at a time", &few);
         say("overlapped launches = strict ones", &bed(&|_| {}, false).run(&asks, 3));
+        say("fused ops = single ones", &bed_of(&|_| {}, (true, false)).run(&asks, 3));
         let mut audited = bed(&|k| k.audit_rate = 1, true);
         say("with every step audited", &audited.run(&asks, 3));
         let audit = audited.status().audit;

@@ -8,6 +8,9 @@ use cudarc::driver::sys;
 use std::ffi::CString;
 use std::sync::Arc;
 
+/// As much shared memory as there is, in percent.
+const ALL_SHARED: i32 = 100;
+
 /// Compiled kernels on the GPU.
 #[derive(Debug)]
 pub struct Module {
@@ -57,6 +60,10 @@ impl Module {
         let most = self.driver.shared_bytes_max as i32 - fixed;
         let dynamic = F::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         call!(cuFuncSetAttribute(function, dynamic, most))?;
+        // A multiprocessor that has to move the border between shared memory and cache lets what it
+        // runs end first: no kernel would start beside its predecessor.
+        let carve_out = F::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        call!(cuFuncSetAttribute(function, carve_out, ALL_SHARED))?;
         Ok(Some(Function(function)))
     }
 }

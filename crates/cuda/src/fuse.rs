@@ -1,0 +1,194 @@
+//! Ops of a plan that one kernel does together in a captured graph.
+//!
+//! The kernel has the definitions of the ops, to the bit. Op by op, which is how the audit's twin
+//! runs, each op has its own kernel, so the two are compared whenever a step is audited.
+
+use crate::attention::on_tensor_cores;
+use crate::launch::{DecodeArgs, Launch};
+use crate::resolve::Resolver;
+use lockstep_flow::limits::{KV_SPLIT_TOKENS, PAGE_TOKENS};
+use lockstep_plan::{Attention, EdgeKind, LaneId, OpId, OpKind, RopeKvWrite, RopePairing};
+
+/// Ops that follow each other in one lane, and the launch that does them.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The first op.
+    pub first: OpId,
+    /// The last op; the same where nothing is fused.
+    pub last: OpId,
+    /// The launch.
+    pub launch: Launch,
+}
+
+/// Query heads of a KV head that the fused kernel has room for.
+const HEADS_MAX: u32 = 8;
+
+/// Warps of a block, each of which brings a page.
+const WARPS: u32 = 4;
+
+/// Blocks of a cluster, at most.
+const WAYS_MAX: u32 = 8;
+
+/// Blocks of the fused kernel that have a multiprocessor each on an H200.
+const BLOCKS_MOST: u32 = 132;
+
+/// Rows times KV heads up to which, and from which on, one kernel is faster than three.
+const FEW_UNITS: u32 = 16;
+const MANY_UNITS: u32 = 640;
+
+/// Groups of four pages that are on their way: two are slower, since the block then waits for the
+/// shared memory of the kernel before it.
+const DEPTH: u32 = 1;
+
+/// Shared memory that a block may have.
+const SHARED_BYTES_MAX: u32 = 226 << 10;
+
+/// How blocks share the splits of a row: of no consequence for bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Sharing {
+    /// Blocks of a cluster, which take every `ways`th split each.
+    ways: u32,
+    /// Splits whose results a block keeps for the others.
+    kept: u32,
+    /// Shared memory of a block.
+    bytes: u32,
+}
+
+impl Sharing {
+    fn of(rows: u32, a: &Attention) -> Sharing {
+        let splits = (a.pages_per_seq_max * PAGE_TOKENS).div_ceil(KV_SPLIT_TOKENS).max(1);
+        let (units, d) = (rows * a.attn.kv_heads, a.attn.head_dim);
+        let per_kv = a.attn.heads / a.attn.kv_heads;
+        let with = |ways: u32| {
+            let kept = if ways > 1 { splits.div_ceil(ways) } else { 0 };
+            let pages = DEPTH * 2 * WARPS * PAGE_TOKENS * d * 2;
+            let scores = WARPS * 1024 + WARPS * HEADS_MAX * 4;
+            let heads = HEADS_MAX * (d * 2 + 16) + 2 * d * 2 + WARPS * d * 4;
+            let bytes = pages + scores + heads + kept * per_kv * (d + 4) * 4;
+            Sharing { ways, kept, bytes }
+        };
+        let mut ways = 1;
+        while ways < WAYS_MAX
+            && ways * 2 <= splits.next_power_of_two()
+            && units * ways * 2 <= BLOCKS_MOST
+        {
+            ways *= 2;
+        }
+        let shared = with(ways);
+        if shared.bytes <= SHARED_BYTES_MAX { shared } else { with(1) }
+    }
+}
+
+impl Resolver<'_> {
+    /// What op `first` and those after it come to in one kernel, where there is one for them.
+    pub fn fused(&self, first: OpId) -> Option<Step> {
+        let ops = self.plan.ops.get(first.index()..first.index() + 3)?;
+        let [OpKind::RopeKvWrite(w), OpKind::AttentionPartial(a), OpKind::AttentionCombine(c)] =
+            [&ops[0].kind, &ops[1].kind, &ops[2].kind]
+        else {
+            return None;
+        };
+        let last = OpId(first.0 + 2);
+        let lane = ops[0].lane;
+        if !self.plan.bucket.is_decode() || ops.iter().any(|o| o.lane != lane) || a != c {
+            return None;
+        }
+        let same = w.qkv == a.qkv && w.k_pages == a.k_pages && w.v_pages == a.v_pages;
+        let per_kv = a.attn.heads / a.attn.kv_heads;
+        let fits = same && on_tensor_cores(&a.attn) && per_kv <= HEADS_MAX && a.out_quantised;
+        let units = self.plan.bucket.tokens * a.attn.kv_heads;
+        let pays = units <= FEW_UNITS || units >= MANY_UNITS;
+        if !fits || !pays || !self.kernels.clusters || self.meets_others((first, last), lane) {
+            return None;
+        }
+        Some(Step { first, last, launch: self.attention_decode(w, a) })
+    }
+
+    /// Whether another device lane waits for something inside `first..=last`, or it for that lane.
+    fn meets_others(&self, (first, last): (OpId, OpId), lane: LaneId) -> bool {
+        let other = |op: OpId| {
+            let of = self.plan.op(op).lane;
+            of != lane && of != LaneId::HOST
+        };
+        let inside = |op: OpId| first <= op && op <= last;
+        self.plan.edges.iter().filter(|e| e.kind != EdgeKind::NextStep).any(|e| {
+            inside(e.from) && e.from != last && other(e.to)
+                || inside(e.to) && e.to != first && other(e.from)
+        })
+    }
+
+    fn attention_decode(&self, w: &RopeKvWrite, a: &Attention) -> Launch {
+        let partial = self.attention_args(a);
+        let sharing = Sharing::of(partial.rows, a);
+        let (q_norm, k_norm) = w.qk_norm.unzip();
+        let args = DecodeArgs {
+            live: partial.live,
+            qkv: partial.qkv,
+            table: self.at.at(w.table),
+            positions: partial.positions,
+            token_seq: partial.token_seq,
+            block_table: partial.block_table,
+            write_slots: self.at.at(w.write_slots),
+            q_norm: self.at.opt(q_norm),
+            k_norm: self.at.opt(k_norm),
+            k_pages: partial.k_pages,
+            v_pages: partial.v_pages,
+            out: partial.out,
+            rows: partial.rows,
+            heads: partial.heads,
+            kv_heads: partial.kv_heads,
+            table_stride: partial.table_stride,
+            window: partial.window,
+            rotary_dim: w.rotary_dim,
+            adjacent: u32::from(w.pairing == RopePairing::Adjacent),
+            ways: sharing.ways,
+            depth: DEPTH,
+            kept: sharing.kept,
+            scale: partial.scale,
+            eps: f32::from_bits(w.eps_bits),
+        };
+        let kernel = format!("attention_decode_{}", a.attn.head_dim);
+        let blocks = args.rows * args.kv_heads * sharing.ways;
+        let shape = self.shape(&kernel, (blocks, 1), WARPS * 32, sharing.bytes);
+        Launch::new(crate::driver::Shape { cluster: sharing.ways, ..shape }, args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep_plan::{AttnShape, BufferId, KvDtype};
+
+    #[test]
+    fn blocks_share_splits_while_each_has_a_multiprocessor_and_fits() {
+        let attn =
+            AttnShape { heads: 32, kv_heads: 8, head_dim: 128, kv_dtype: KvDtype::F16, window: 0 };
+        let id = BufferId(0);
+        let of = |rows, pages_per_seq_max| {
+            let a = Attention {
+                qkv: id,
+                positions: id,
+                token_seq: id,
+                block_table: id,
+                pages_per_seq_max,
+                k_pages: id,
+                v_pages: id,
+                scratch: id,
+                out: id,
+                out_quantised: true,
+                attn,
+            };
+            Sharing::of(rows, &a)
+        };
+        assert_eq!([of(1, 128).ways, of(2, 128).ways, of(96, 128).ways], [8, 8, 1]);
+        assert_eq!((of(1, 128).kept, of(96, 128).kept, of(1, 8).ways), (2, 0, 1));
+        for pages in [1, 8, 16, 128, 1280, 1 << 20] {
+            for rows in 1..=256 {
+                let s = of(rows, pages);
+                assert!(
+                    s.bytes <= SHARED_BYTES_MAX && s.ways.is_power_of_two() && s.ways <= WAYS_MAX
+                );
+            }
+        }
+    }
+}
