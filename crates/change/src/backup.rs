@@ -173,6 +173,13 @@ impl Backup {
             })
     }
 
+    /// True where the file holds what these facts of the journal say was written to it.
+    pub fn holds(&self, facts: Option<&Value>) -> bool {
+        let said = facts.and_then(|f| f["sha256_after"].as_str());
+        let is = std::fs::read(&self.path).map(|b| digest(&b));
+        said.is_some_and(|said| is.is_ok_and(|is| is == said))
+    }
+
     /// For the journal.
     pub fn to_json(&self) -> Value {
         json!({"path": self.path, "copy": self.copy, "sha256": self.sha256, "mode": self.mode,

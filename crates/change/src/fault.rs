@@ -33,6 +33,10 @@ pub enum ChangeError {
     Target { path: PathBuf, what: String, would_work: String },
     /// What was asked for is no setting of this server.
     Setting { name: String, what: String },
+    /// The server's address or its key cannot be used.
+    Address { why: String },
+    /// The server is of another kind than the address alone says.
+    Kind { url: String, found: &'static str },
     /// The server cannot be asked.
     Unreachable { url: String, why: String },
     /// The server's answer is not what it should be.
@@ -88,6 +92,12 @@ impl fmt::Display for ChangeError {
                 write!(f, "{}: {what}; {would_work}", path.display())
             }
             E::Setting { name, what } => write!(f, "{name} {what}"),
+            E::Address { why } => f.write_str(why),
+            E::Kind { url, found } => write!(
+                f,
+                "{url} is no Lockstep server ({found} answers there), so how it is started has to \
+                 be said: `lockstep change init --url {url}` writes a target, which --target names"
+            ),
             E::Unreachable { url, why } => write!(f, "{url} cannot be asked: {why}"),
             E::Answer { url, what } => write!(f, "{url}: {what}"),
             E::Program { program, what } => write!(f, "{program}: {what}"),

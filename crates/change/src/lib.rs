@@ -1,8 +1,10 @@
 //! The guarded change: targets, journal, gates, rollback, records.
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod backup;
 pub mod clock;
+pub mod discover;
 pub mod edit;
 pub mod fault;
 pub mod gate;
@@ -12,6 +14,7 @@ pub mod predict;
 pub mod process;
 pub mod readback;
 pub mod record;
+pub mod router;
 pub mod rules;
 pub mod target;
 #[cfg(test)]

@@ -4,10 +4,14 @@ use crate::fault::ChangeError;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// The variable that marks what a change started: its record's folder.
+const MARK: &str = "LOCKSTEP_CHANGE_RECORD";
 
 /// A process, told from a later one with its number by when it was started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,12 +100,30 @@ fn listening(table: &str, port: u16) -> Vec<String> {
     table.lines().skip(1).filter_map(of_line).collect()
 }
 
+/// Processes that were started with a mark, and what they started.
+pub fn marked(mark: &Path) -> Vec<Process> {
+    let mut wanted = format!("{MARK}=").into_bytes();
+    wanted.extend_from_slice(mark.as_os_str().as_bytes());
+    let has = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|entry| entry == wanted)
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten();
+    let numbers = all.filter_map(|p| p.ok()?.file_name().to_str()?.parse().ok());
+    numbers.filter(has).filter_map(Process::of).collect()
+}
+
 /// Starts a program that outlives this command: in a process group of its own, its output at the
-/// end of `log`.
+/// end of `log`, and marked, so that it is found even where nobody could write its number down.
 ///
 /// # Errors
 /// It does not start.
-pub fn start(words: &[String], folder: &Path, log: &Path) -> Result<Process, ChangeError> {
+pub fn start(
+    words: &[String],
+    folder: &Path,
+    log: &Path,
+    mark: &Path,
+) -> Result<Process, ChangeError> {
     let fault = |what: String| ChangeError::Program { program: words.join(" "), what };
     let open = || OpenOptions::new().create(true).append(true).open(log);
     let output = open().map_err(|why| ChangeError::Write { path: log.into(), why })?;
@@ -114,6 +136,7 @@ pub fn start(words: &[String], folder: &Path, log: &Path) -> Result<Process, Cha
         .stdout(output)
         .stderr(errors)
         .process_group(0)
+        .env(MARK, mark)
         .env_remove("LOCKSTEP_TEST_CHANGE_DIES")
         .spawn()
         .map_err(|e: io::Error| fault(format!("does not start: {e}")))?;
@@ -146,11 +169,14 @@ mod tests {
         let dir = folder("process");
         let words: Vec<String> =
             ["sh", "-c", "echo here; exec sleep 60"].iter().map(|w| (*w).to_owned()).collect();
-        let process = start(&words, &dir, &dir.join("log")).unwrap();
+        let process = start(&words, &dir, &dir.join("log"), &dir).unwrap();
         assert!(process.is_alive());
+        // The shell has become another program; the mark has stayed.
+        assert_eq!(marked(&dir), [process]);
         process.end(true, Duration::from_secs(10)).unwrap();
         assert!(!process.is_alive());
         assert!(!Process { ticks: process.ticks + 1, ..process }.is_alive());
-        assert!(start(&["no-such-program".to_owned()], &dir, &dir.join("log")).is_err());
+        assert_eq!(marked(&dir), []);
+        assert!(start(&["no-such-program".to_owned()], &dir, &dir.join("log"), &dir).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Asking servers, for code that waits.
 
 use crate::fault::ChangeError;
-use lockstep_check::client::{Client, Reply, Target as Address, Timeouts};
+use lockstep_check::client::{Client, Outcome, Reply, Target as Address, Timeouts};
 use serde_json::Value;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -19,6 +19,7 @@ pub struct Web {
     admin: Client,
     api: Client,
     url: String,
+    keys: Keys,
 }
 
 /// Keys of a server.
@@ -36,20 +37,27 @@ impl Web {
     /// # Errors
     /// The address or a key cannot be sent.
     pub fn new(url: &str, keys: &Keys) -> Result<Web, ChangeError> {
-        let fault = |why: String| ChangeError::Unreachable { url: url.into(), why };
+        let fault = |why: String| ChangeError::Address { why };
         let address = |key: Option<&str>| -> Result<Address, ChangeError> {
             let address = Address::parse(url).map_err(|e| fault(e.to_string()))?;
             let address = address.with_api_key(key).map_err(|e| fault(e.to_string()))?;
             Ok(address.with_timeouts(TIMEOUTS))
         };
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .map_err(|e| fault(e.to_string()))?;
+        let runtime =
+            Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(|e| {
+                ChangeError::Program { program: "the client".into(), what: e.to_string() }
+            })?;
         let admin = Client::new(address(keys.admin.as_deref().or(keys.api.as_deref()))?);
         let api = Client::new(address(keys.api.as_deref())?);
-        Ok(Web { runtime, admin, api, url: url.into() })
+        Ok(Web { runtime, admin, api, url: url.into(), keys: keys.clone() })
+    }
+
+    /// Another server, with the same keys.
+    ///
+    /// # Errors
+    /// The address cannot be sent.
+    pub fn beside(&self, url: &str) -> Result<Web, ChangeError> {
+        Web::new(url, &self.keys)
     }
 
     /// The server's address.
@@ -67,6 +75,13 @@ impl Web {
         self.api.clone()
     }
 
+    /// A client of the API for load, whose answers may take so many seconds.
+    pub fn client(&self, seconds: u64) -> Client {
+        let limit = Duration::from_secs(seconds.max(1));
+        let timeouts = Timeouts { idle: limit, total: limit, ..TIMEOUTS };
+        Client::new(self.api.target().clone().with_timeouts(timeouts))
+    }
+
     /// GET, whatever the status.
     ///
     /// # Errors
@@ -81,7 +96,7 @@ impl Web {
     /// # Errors
     /// Anything else.
     pub fn get_json(&self, path: &str) -> Result<Value, ChangeError> {
-        let reply = self.get(path)?;
+        let reply = self.well(path, self.runtime.block_on(self.admin.get(path)))?;
         self.json(path, reply)
     }
 
@@ -90,17 +105,39 @@ impl Web {
     /// # Errors
     /// Anything else, with the server's words.
     pub fn post_json(&self, path: &str, body: &Value) -> Result<Value, ChangeError> {
-        let asked = self.runtime.block_on(self.admin.post(path, body));
-        let reply = asked
-            .map_err(|e| ChangeError::Unreachable { url: self.at(path), why: e.to_string() })?;
+        let reply = self.post(path, body)?;
         self.json(path, reply)
     }
 
-    fn json(&self, path: &str, reply: Reply) -> Result<Value, ChangeError> {
-        if !(200..300).contains(&reply.status) {
-            let what = format!("answered {}: {}", reply.status, reply.words());
-            return Err(ChangeError::Answer { url: self.at(path), what });
+    /// POST of JSON, answered with a status of 2xx.
+    ///
+    /// # Errors
+    /// Anything else, with the server's words.
+    pub fn post(&self, path: &str, body: &Value) -> Result<Reply, ChangeError> {
+        let asked = self.runtime.block_on(self.admin.post(path, body));
+        self.well(path, asked)
+    }
+
+    /// DELETE, answered with a status of 2xx.
+    ///
+    /// # Errors
+    /// Anything else, with the server's words.
+    pub fn delete(&self, path: &str) -> Result<Reply, ChangeError> {
+        let asked = self.runtime.block_on(self.admin.delete(path));
+        self.well(path, asked)
+    }
+
+    fn well(&self, path: &str, asked: Result<Reply, Outcome>) -> Result<Reply, ChangeError> {
+        let reply = asked
+            .map_err(|e| ChangeError::Unreachable { url: self.at(path), why: e.to_string() })?;
+        if (200..300).contains(&reply.status) {
+            return Ok(reply);
         }
+        let what = format!("answered {}: {}", reply.status, reply.words());
+        Err(ChangeError::Answer { url: self.at(path), what })
+    }
+
+    fn json(&self, path: &str, reply: Reply) -> Result<Value, ChangeError> {
         let what = "answered with something else than JSON".to_owned();
         reply.json().ok_or(ChangeError::Answer { url: self.at(path), what })
     }

@@ -299,6 +299,21 @@ pub struct ChangeArgs {
     /// Output tokens of a request of that load [default: the target's, 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub tokens: Option<u32>,
+    /// Runs of that load at each concurrency [default: the target's, 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeats: Option<u32>,
+    /// Sessions of the corruption gate [default: the target's, or the largest concurrency, at least 24]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub sessions: Option<u32>,
+    /// User turns of each of them [default: the target's, 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub rounds: Option<u32>,
+    /// Tokens of an answer in them, at most [default: the target's, 400]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub answer_tokens: Option<u32>,
+    /// Keep a change whose gate shows neither damage nor its absence
+    #[arg(long)]
+    pub accept_inconclusive: bool,
     /// Loss of throughput that is taken, in percent [default: the target's, 10]
     #[arg(long, value_name = "PERCENT", global = true)]
     pub tolerance: Option<f64>,
@@ -335,10 +350,9 @@ pub struct ChangeArgs {
 #[derive(Subcommand, Debug, Clone)]
 pub enum ChangeCmd {
     /// Write a target's file from what a server says
-    #[command(
-        after_help = "Examples:\n  lockstep change init --url http://127.0.0.1:8080 --script serve.sh --program llama-server\n  \
-                            lockstep change init --url http://127.0.0.1:30000 --unit sglang-decode.service"
-    )]
+    #[command(after_help = "Examples:\n  lockstep change init --url http://127.0.0.1:8080\n  \
+                            lockstep change init --url http://127.0.0.1:8080 --script serve.sh --program llama-server\n  \
+                            lockstep change init --url http://127.0.0.1:30000 --unit sglang-decode.service")]
     Init(InitArgs),
     /// List the records
     #[command(after_help = "Examples:\n  lockstep change log\n  lockstep change log --json")]
@@ -379,6 +393,12 @@ pub struct InitArgs {
     /// The systemd unit that starts it
     #[arg(long, value_name = "UNIT", conflicts_with = "script")]
     pub unit: Option<String>,
+    /// The unit is the user's own (systemctl --user)
+    #[arg(long, requires = "unit")]
+    pub user: bool,
+    /// The router before it, to be drained through
+    #[arg(long, value_name = "URL")]
+    pub router: Option<String>,
     /// The server's program, where a script runs more than one
     #[arg(long, value_name = "NAME")]
     pub program: Option<String>,

@@ -3,10 +3,11 @@
 use crate::args::{ChangeArgs, ChangeCmd, InitArgs, RecordArgs};
 use crate::exit::{Exit, Failure};
 use crate::out;
+use lockstep_change::discover::{Found, discover};
 use lockstep_change::journal::State;
 use lockstep_change::predict::Prediction;
 use lockstep_change::record::{self, Record};
-use lockstep_change::target::{FOLDER, Kind, Launch, Target};
+use lockstep_change::target::{FOLDER, Gates, Kind, Launch, Target};
 use lockstep_change::transaction::{self, Ask, Done};
 use lockstep_change::web::{Keys, Web};
 use lockstep_change::{ChangeError, clock, readback};
@@ -18,7 +19,10 @@ use std::path::{Path, PathBuf};
 impl From<ChangeError> for Failure {
     fn from(e: ChangeError) -> Failure {
         let exit = match &e {
-            ChangeError::Target { .. } | ChangeError::Setting { .. } => Exit::Usage,
+            ChangeError::Target { .. }
+            | ChangeError::Setting { .. }
+            | ChangeError::Address { .. }
+            | ChangeError::Kind { .. } => Exit::Usage,
             ChangeError::Unreachable { .. } => Exit::NoServer,
             ChangeError::Answer { .. } => Exit::Unwell,
             ChangeError::Blocked { .. }
@@ -82,19 +86,24 @@ fn target(args: &ChangeArgs) -> Result<Target, Failure> {
     if let Some(seconds) = args.watch {
         target.watch_seconds = seconds;
     }
-    if !args.concurrency.is_empty() {
-        target.gates.concurrency.clone_from(&args.concurrency);
-    }
-    if let Some(percent) = args.tolerance {
-        target.gates.tolerance_percent = percent;
-    }
-    if let Some(tokens) = args.tokens {
-        target.gates.tokens = tokens;
-    }
-    if let Some(factor) = args.p99_factor {
-        target.gates.p99_factor_max = factor;
-    }
+    gates(args, &mut target.gates);
     Ok(target)
+}
+
+/// What the command line says of the gates beats the target.
+fn gates(args: &ChangeArgs, gates: &mut Gates) {
+    if !args.concurrency.is_empty() {
+        gates.concurrency.clone_from(&args.concurrency);
+    }
+    gates.tokens = args.tokens.unwrap_or(gates.tokens);
+    gates.repeats = args.repeats.unwrap_or(gates.repeats);
+    gates.tolerance_percent = args.tolerance.unwrap_or(gates.tolerance_percent);
+    gates.p99_factor_max = args.p99_factor.unwrap_or(gates.p99_factor_max);
+    let check = &mut gates.check;
+    check.sessions = args.sessions.or(check.sessions);
+    check.rounds = args.rounds.unwrap_or(check.rounds);
+    check.tokens = args.answer_tokens.unwrap_or(check.tokens);
+    check.accept_inconclusive |= args.accept_inconclusive;
 }
 
 fn only_target() -> Result<Target, Failure> {
@@ -282,12 +291,27 @@ fn undo(args: &ChangeArgs, r: &RecordArgs) -> Result<Exit, Failure> {
         target.watch_seconds = seconds;
     }
     // Fewer buckets or slots are slower where they are full: that is what is asked for.
-    if let Some(percent) = args.tolerance {
-        target.gates.tolerance_percent = percent;
-    }
+    gates(args, &mut target.gates);
     let sets: Vec<String> =
         r.before.iter().map(|(name, value)| format!("{name}={value}")).collect();
     begin(args, target, &sets, Some(r.number))
+}
+
+/// How the server is started, where the command line says so.
+fn said(init: &InitArgs) -> Option<Found> {
+    let launch = match (&init.script, &init.unit) {
+        (Some(path), _) => {
+            Launch::Script { path: std::path::absolute(path).unwrap_or_else(|_| path.clone()) }
+        }
+        (None, Some(unit)) => {
+            Launch::Systemd { unit: unit.clone(), file: None, is_user: init.user }
+        }
+        (None, None) if !init.command.is_empty() => {
+            Launch::Command { words: init.command.clone(), folder: std::env::current_dir().ok() }
+        }
+        (None, None) => return None,
+    };
+    Some(Found { launch, program: None, log: None })
 }
 
 fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
@@ -300,29 +324,39 @@ fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
         })?,
         None => readback::detect(&web)?,
     };
-    let launch = match (&init.script, &init.unit) {
-        (Some(path), _) => {
-            Launch::Script { path: std::path::absolute(path).unwrap_or_else(|_| path.clone()) }
+    let found = said(init).or_else(|| {
+        // A Lockstep server is changed live, however it was started.
+        if kind == Kind::Lockstep { None } else { discover(&url) }
+    });
+    let how = match (kind, found.is_some(), said(init).is_some()) {
+        (Kind::Lockstep, false, _) => "live, through its admin routes",
+        (_, true, false) => "as its process shows",
+        (_, true, true) => "as was said",
+        (_, false, _) => {
+            "in a way that is not known: say it with --script, --unit, or a command after --"
         }
-        (None, Some(unit)) => Launch::Systemd { unit: unit.clone(), file: None },
-        (None, None) if !init.command.is_empty() => {
-            Launch::Command { words: init.command.clone(), folder: std::env::current_dir().ok() }
-        }
-        (None, None) if kind == Kind::Lockstep => Launch::Live,
-        (None, None) => Launch::Unknown,
     };
+    let live = if kind == Kind::Lockstep { Launch::Live } else { Launch::Unknown };
+    let found = found.unwrap_or(Found { launch: live, program: None, log: None });
     let name = init.name.clone().unwrap_or_else(|| kind.as_str().replace('.', "-"));
     let log = init.log.as_ref().map(|l| std::path::absolute(l).unwrap_or_else(|_| l.clone()));
-    let target =
-        Target { name, kind, launch, log, program: init.program.clone(), ..Target::direct(&url) };
+    let target = Target {
+        name,
+        kind,
+        launch: found.launch,
+        log: log.or(found.log),
+        program: init.program.clone().or(found.program),
+        router: init.router.clone(),
+        ..Target::direct(&url)
+    };
     let path = transaction::write_target(Path::new(FOLDER), &target)?;
     if args.json {
         out::line(json!({"target": path, "kind": kind.as_str(), "launch": target.launch.method()}));
     } else {
         out::line(format_args!(
-            "{}: a {} server, changed by {}",
+            "{}: {}, changed by {} ({how})",
             path.display(),
-            kind.as_str(),
+            kind.words(),
             target.launch.method()
         ));
     }

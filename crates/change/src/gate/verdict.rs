@@ -1,7 +1,8 @@
 //! The stated criteria of a rollback.
 
-use super::{Measured, Point};
+use super::Measured;
 use crate::target::{Gates, Kind};
+use lockstep_check::bench::Point;
 use serde_json::{Value, json};
 
 /// Answers that may differ between two runs of a server whose bits depend on the batch, in
@@ -37,23 +38,12 @@ impl Criterion {
 /// Compares a measurement with its baseline: answers first, then errors, throughput, latency.
 pub fn compare(kind: Kind, gates: &Gates, before: &Measured, after: &Measured) -> Vec<Criterion> {
     let mut all = vec![answers(kind, before, after)];
-    if kind == Kind::Lockstep {
-        let words = match after.differing.first() {
-            None => format!("{} answers under load are those given alone", after.compared),
-            Some((prompt, alone, under_load)) => format!(
-                "'{prompt}' gave {under_load:?} under load and {alone:?} alone ({} such answers \
-                 of {})",
-                after.differing.len(),
-                after.compared
-            ),
-        };
-        all.push(Criterion::new("divergence", after.differing.is_empty(), words));
-    }
     for b in &before.points {
-        match after.points.iter().find(|a| a.concurrency == b.concurrency) {
+        let is_same = |a: &&Point| a.max_concurrency == b.max_concurrency;
+        match after.points.iter().find(is_same) {
             Some(a) => point(gates, b, a, &mut all),
             None => {
-                let words = format!("nothing was measured at {}", b.concurrency);
+                let words = format!("nothing was measured at {}", b.load());
                 all.push(Criterion::new("throughput", false, words));
             }
         }
@@ -86,51 +76,46 @@ fn answers(kind: Kind, before: &Measured, after: &Measured) -> Criterion {
 }
 
 fn point(gates: &Gates, b: &Point, a: &Point, all: &mut Vec<Criterion>) {
-    let c = b.concurrency;
-    let bad = a.failed + a.refused + a.timeouts;
-    let percent = 100.0 * bad as f64 / a.requests.max(1) as f64;
+    let c = b.load();
+    let extra = a.extra.clone().unwrap_or_default();
+    let bad = extra.errors + extra.refused + extra.timeouts;
+    let percent = 100.0 * bad as f64 / extra.sent.max(1) as f64;
     let mut words = format!(
         "at {c}: {} of {} failed, {} refused, {} timed out (at most {}% together)",
-        a.failed, a.requests, a.refused, a.timeouts, gates.errors_percent_max
+        extra.errors, extra.sent, extra.refused, extra.timeouts, gates.errors_percent_max
     );
-    if let Some(why) = &a.why {
+    if let Some(why) = extra.failures.first() {
         words.push_str(&format!("; the first: {why}"));
     }
     all.push(Criterion::new("errors", percent <= gates.errors_percent_max, words));
-    let (was, is) = (b.tokens_per_second(), a.tokens_per_second());
+    let (was, is) = (b.totals.output_throughput, a.totals.output_throughput);
     let least = was * (1.0 - gates.tolerance_percent / 100.0);
     let words = format!(
         "at {c}: {is:.1} tokens/s, {was:.1} before ({:+.1}%; at least {least:.1})",
         if was > 0.0 { 100.0 * (is / was - 1.0) } else { 0.0 }
     );
     all.push(Criterion::new("throughput", is >= least, words));
-    let most = b.p99_ms * gates.p99_factor_max;
+    let (was, is) = (b.latencies.e2e.p99, a.latencies.e2e.p99);
+    let most = was * gates.p99_factor_max;
     let words = format!(
-        "at {c}: 99% of requests within {:.0} ms, {:.0} ms before (at most {most:.0})",
-        a.p99_ms, b.p99_ms
+        "at {c}: 99% of requests within {is:.0} ms, {was:.0} ms before (at most {most:.0})"
     );
-    all.push(Criterion::new("p99", a.p99_ms <= most || b.p99_ms == 0.0, words));
+    all.push(Criterion::new("p99", is <= most || was == 0.0, words));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measured(tokens: u64, text: &str) -> Measured {
-        let point = Point {
-            concurrency: 8,
-            requests: 16,
-            refused: 0,
-            timeouts: 0,
-            failed: 0,
-            why: None,
-            tokens,
-            seconds: 1.0,
-            p50_ms: 10.0,
-            p99_ms: 20.0,
-        };
-        let alone = (0..4).map(|n| (format!("p{n}"), format!("{text} {n}"))).collect();
-        Measured { points: vec![point], alone, ..Measured::default() }
+    /// A point through the form in which records keep it.
+    fn measured(tokens_per_s: f64, text: &str) -> Measured {
+        let line = json!({
+            "max_concurrency": 8, "output_throughput": tokens_per_s, "completed": 16,
+            "p99_e2e_latency_ms": 20.0, "lockstep": {"sent": 16},
+        });
+        let alone = (0..4).map(|n| (format!("p{n}"), json!(format!("{text} {n}"))));
+        let alone: serde_json::Map<String, Value> = alone.collect();
+        Measured::from_json(&json!({"points": [line], "alone": alone})).unwrap()
     }
 
     fn failed(kind: Kind, before: &Measured, after: &Measured) -> Vec<String> {
@@ -140,23 +125,23 @@ mod tests {
 
     #[test]
     fn each_criterion_fails_by_itself() {
-        let before = measured(1000, "fine words here");
+        let before = measured(1000.0, "fine words here");
         assert!(failed(Kind::Lockstep, &before, &before).is_empty());
-        assert!(failed(Kind::Lockstep, &before, &measured(901, "fine words here")).is_empty());
+        assert!(failed(Kind::Lockstep, &before, &measured(901.0, "fine words here")).is_empty());
         assert_eq!(
-            failed(Kind::Lockstep, &before, &measured(899, "fine words here")),
+            failed(Kind::Lockstep, &before, &measured(899.0, "fine words here")),
             ["throughput"]
         );
-        assert_eq!(failed(Kind::Lockstep, &before, &measured(1000, "Fine words")), ["corruption"]);
+        assert_eq!(
+            failed(Kind::Lockstep, &before, &measured(1000.0, "Fine words")),
+            ["corruption"]
+        );
         let mut after = before.clone();
-        after.points[0].timeouts = 1;
+        after.points[0].extra.as_mut().unwrap().timeouts = 1;
         assert_eq!(failed(Kind::Lockstep, &before, &after), ["errors"]);
         let mut after = before.clone();
-        after.points[0].p99_ms = 41.0;
+        after.points[0].latencies.e2e.p99 = 41.0;
         assert_eq!(failed(Kind::Lockstep, &before, &after), ["p99"]);
-        let mut after = before.clone();
-        after.differing.push(("p0".into(), "a".into(), "b".into()));
-        assert_eq!(failed(Kind::Lockstep, &before, &after), ["divergence"]);
         let mut after = before.clone();
         after.points.clear();
         assert_eq!(failed(Kind::Lockstep, &before, &after), ["throughput"]);
@@ -164,10 +149,11 @@ mod tests {
 
     #[test]
     fn a_server_whose_bits_depend_on_the_batch_is_judged_by_the_beginning() {
-        let before = measured(1000, "fine words here");
-        let later = measured(1000, "fine words herring");
+        let before = measured(1000.0, "fine words here");
+        let later = measured(1000.0, "fine words herring");
         assert!(failed(Kind::LlamaCpp, &before, &later).is_empty());
-        assert_eq!(failed(Kind::LlamaCpp, &before, &measured(1000, "#!@")), ["corruption"]);
-        assert!(Measured::from_json(&before.to_json()).as_ref() == Some(&before));
+        assert_eq!(failed(Kind::LlamaCpp, &before, &measured(1000.0, "#!@")), ["corruption"]);
+        let back = Measured::from_json(&before.to_json()).unwrap();
+        assert_eq!(back.to_json(), before.to_json());
     }
 }

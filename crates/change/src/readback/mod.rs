@@ -114,9 +114,11 @@ pub fn read(web: &Web, target: &Target) -> Result<Readback, ChangeError> {
     let log = target.log.as_deref().map(tail).transpose()?.unwrap_or_default();
     match target.kind {
         Kind::Lockstep => {
-            let info = web.get_json("/server_info")?;
-            let what = "is no Lockstep server; say what it is in a target (kind)".to_owned();
-            lockstep::read(info).ok_or(ChangeError::Answer { url: web.url().into(), what })
+            let info = match web.get_json("/server_info") {
+                Err(ChangeError::Answer { .. }) => None,
+                other => lockstep::read(other?),
+            };
+            info.map_or_else(|| Err(other_kind(web)), Ok)
         }
         Kind::Sglang => {
             let info = match web.get_json("/server_info") {
@@ -145,6 +147,20 @@ pub fn read(web: &Web, target: &Target) -> Result<Readback, ChangeError> {
             r.raw = models;
             Ok(r)
         }
+    }
+}
+
+/// An answer that is not Lockstep's: whose it is.
+fn other_kind(web: &Web) -> ChangeError {
+    match detect(web) {
+        Ok(kind) if kind != Kind::Lockstep => {
+            ChangeError::Kind { url: web.url().into(), found: kind.words() }
+        }
+        Ok(_) => ChangeError::Answer {
+            url: web.url().into(),
+            what: "/server_info has none of a Lockstep server's fields".into(),
+        },
+        Err(e) => e,
     }
 }
 

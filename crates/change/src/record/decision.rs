@@ -138,24 +138,50 @@ fn evidence(p: &mut String, whole: &Value) {
         let sign = if c["passed"] == true { "passed" } else { "FAILED" };
         let _ = writeln!(p, "- {sign} {}: {}", plain(&c["criterion"]), plain(&c["words"]));
     }
+    measured(p, whole);
+    p.push('\n');
+}
+
+/// The load before and after, and where the records of gate and load lie.
+fn measured(p: &mut String, whole: &Value) {
+    if whole["check"].is_object() {
+        let _ =
+            writeln!(p, "- The corruption gate's finding: [check.html](check.html), check.json.");
+    }
     let points = |v: &Value| list(&v["points"]).cloned().collect::<Vec<Value>>();
     let (before, after) = (points(&whole["baseline"]), points(&whole["after"]));
-    if !before.is_empty() {
-        let head = "| concurrency | tokens/s before | after | p99 ms before | after |";
-        let _ = writeln!(p, "\n{head}\n|---|---|---|---|---|");
+    if before.is_empty() {
+        return;
     }
+    let _ = writeln!(
+        p,
+        "- The same load before and after: [bench-before.html](bench-before.html){}.",
+        if after.is_empty() {
+            ", not measured after"
+        } else {
+            ", [bench-after.html](bench-after.html)"
+        }
+    );
+    let head = "| concurrency | tokens/s before | after | p99 ms before | after |";
+    let _ = writeln!(p, "\n{head}\n|---|---|---|---|---|");
     for b in &before {
-        let a = after.iter().find(|a| a["concurrency"] == b["concurrency"]).unwrap_or(&Value::Null);
+        let a = after.iter().find(|a| a["max_concurrency"] == b["max_concurrency"]);
+        let a = a.unwrap_or(&Value::Null);
         let number = |v: &Value| v.as_f64().map_or("-".into(), |n| format!("{n:.1}"));
+        let rate = |v: &Value| {
+            let half = v["lockstep"]["output_throughput"]["half_width"].as_f64();
+            half.map_or(String::new(), |h| format!(" ± {h:.1}"))
+        };
         let _ = writeln!(
             p,
-            "| {} | {} | {} | {} | {} |",
-            b["concurrency"],
-            number(&b["tokens_per_second"]),
-            number(&a["tokens_per_second"]),
-            number(&b["p99_ms"]),
-            number(&a["p99_ms"])
+            "| {} | {}{} | {}{} | {} | {} |",
+            b["max_concurrency"],
+            number(&b["output_throughput"]),
+            rate(b),
+            number(&a["output_throughput"]),
+            rate(a),
+            number(&b["p99_e2e_latency_ms"]),
+            number(&a["p99_e2e_latency_ms"])
         );
     }
-    p.push('\n');
 }

@@ -2,6 +2,7 @@
 
 mod decision;
 mod page;
+mod render;
 
 use crate::fault::ChangeError;
 use crate::journal::{self, Journal, State};
@@ -129,9 +130,16 @@ pub fn whole(folder: &Path) -> Result<Value, ChangeError> {
     };
     let journal: Vec<Value> = lines.iter().map(line).collect();
     let mut all = serde_json::json!({ "folder": folder, "journal": journal });
-    for name in
-        ["before", "prediction", "baseline", "evidence", "after_readback", "after", "verdict"]
-    {
+    for name in [
+        "before",
+        "prediction",
+        "baseline",
+        "evidence",
+        "after_readback",
+        "check",
+        "after",
+        "verdict",
+    ] {
         all[name] = read_json(folder, &format!("{name}.json"));
     }
     Ok(all)

@@ -1,19 +1,18 @@
 //! `index.html`: the decision with plots of before and after. One file; nothing is fetched.
 
 use super::decision::{markdown, verdict};
+use super::render::{self, escaped};
 use serde_json::Value;
 use std::fmt::Write;
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;\
-padding:0 1rem;color:#1c2330;background:#fff}h1{font-size:1.5rem}.kept{color:#0a6b3d}.back{color:\
-#b3261e}svg{width:100%;height:auto;max-width:44rem}pre{white-space:pre-wrap;font-size:.85rem;\
-border-top:1px solid #8886;padding-top:1rem}text{font:12px system-ui,sans-serif;fill:currentColor}\
-.b{fill:#8a94a6}.a{fill:#2563c9}@media(prefers-color-scheme:dark){body{color:#dfe4ee;background:\
-#12161f}.kept{color:#5fd39a}.back{color:#ff8a80}.a{fill:#6ea2ff}}";
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
+padding:0 1rem;color:#1c2330;background:#fff;overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:\
+1.1rem;margin-top:2rem}a{color:#2563c9}.kept{color:#0a6b3d}.back{color:#b3261e}svg{width:100%;height:\
+auto;max-width:44rem}table{border-collapse:collapse;width:100%}td{border-bottom:1px solid #8884;\
+padding:.3rem .6rem .3rem 0;vertical-align:top}code{font-size:.9em}text{font:12px system-ui,\
+sans-serif;fill:currentColor}.b{fill:#8a94a6}.a{fill:#2563c9}@media(prefers-color-scheme:dark){body\
+{color:#dfe4ee;background:#12161f}.kept{color:#5fd39a}.back{color:#ff8a80}.a{fill:#6ea2ff}a{color:\
+#8ab4ff}}";
 
 /// The page. Writing to a String cannot fail.
 pub fn html(whole: &Value) -> String {
@@ -30,14 +29,33 @@ pub fn html(whole: &Value) -> String {
     let _ = write!(p, "<style>{STYLE}</style><h1>{}</h1>", escaped(&title));
     let _ = write!(p, "<p class=\"{class}\"><strong>{}</strong></p>", escaped(&verdict));
     for (name, label) in [
-        ("tokens_per_second", "Output tokens a second, by concurrency"),
-        ("p50_ms", "Median time of a request in ms, by concurrency"),
-        ("p99_ms", "99th percentile of a request's time in ms, by concurrency"),
+        ("output_throughput", "Output tokens a second, by concurrency"),
+        ("median_e2e_latency_ms", "Median time of a request in ms, by concurrency"),
+        ("p99_e2e_latency_ms", "99th percentile of a request's time in ms, by concurrency"),
     ] {
         p.push_str(&plot(whole, name, label));
     }
-    let _ = write!(p, "<pre>{}</pre></html>", escaped(&text));
+    // Title and verdict stand above the plots already.
+    let rest = text.find("| | |").map_or("", |at| &text[at..]);
+    let _ = write!(p, "{}{}</html>", links(whole), render::html(rest));
     p
+}
+
+/// The pages that lie beside this one.
+fn links(whole: &Value) -> String {
+    let all = [
+        ("check", "check.html", "every answer of the corruption gate"),
+        ("baseline", "bench-before.html", "the load before"),
+        ("after", "bench-after.html", "the load after"),
+    ];
+    let there = all.iter().filter(|(name, ..)| whole[*name].is_object());
+    let list: Vec<String> =
+        there.map(|(_, file, words)| format!("<a href=\"{file}\">{words}</a>")).collect();
+    if list.is_empty() {
+        String::new()
+    } else {
+        format!("<p>Beside this page: {}.</p>", list.join(", "))
+    }
 }
 
 /// Bars of before and after, by concurrency; nothing where nothing was measured.
@@ -60,7 +78,7 @@ fn plot(whole: &Value, name: &str, label: &str) -> String {
     );
     for (i, b) in before.iter().enumerate() {
         let middle = group * (i as f64 + 0.5);
-        let a = after.iter().find(|a| a["concurrency"] == b["concurrency"]);
+        let a = after.iter().find(|a| a["max_concurrency"] == b["max_concurrency"]);
         for (class, v, x) in
             [("b", Some(value(b)), middle - bar - 2.0), ("a", a.map(value), middle + 2.0)]
         {
@@ -79,7 +97,7 @@ fn plot(whole: &Value, name: &str, label: &str) -> String {
             p,
             "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             height + 16.0,
-            b["concurrency"]
+            b["max_concurrency"]
         );
     }
     let y = height + 34.0;

@@ -1,7 +1,8 @@
 //! From a wish to a change that is over: begun, resumed, or rolled back by hand.
 
 use super::steps::{back, drive};
-use super::{Ground, free_bytes, is_here, lever, write_file};
+use super::{Ground, free_bytes, lever, write_file};
+use crate::address::is_here;
 use crate::clock::{stamp, unix_ms};
 use crate::fault::ChangeError;
 use crate::journal::{Journal, State};
@@ -123,11 +124,7 @@ pub fn resume(
     keys: &Keys,
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
-    let _lock = Lock::take(records)?;
-    let (record, target) = unfinished(records, number)?;
-    let mut g = ground(&record, &target, keys, say)?;
-    (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
-    finish(&mut g, record.number)
+    settle(records, number, keys, say, |_| Ok(()))
 }
 
 /// Rolls a change back that ended in the middle.
@@ -140,11 +137,26 @@ pub fn roll_back(
     keys: &Keys,
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
+    let wish = "an operator asked for it".to_owned();
+    settle(records, number, keys, say, |g| {
+        let lever = lever::of(&g.target.launch);
+        back(g, lever.as_ref(), &[wish])
+    })
+}
+
+/// Takes a change up that is not over, does `first`, and goes on from there to its end.
+fn settle(
+    records: &Path,
+    number: Option<u64>,
+    keys: &Keys,
+    say: &mut dyn FnMut(&str),
+    first: impl FnOnce(&mut Ground<'_>) -> Result<(), ChangeError>,
+) -> Result<Done, ChangeError> {
     let _lock = Lock::take(records)?;
     let (record, target) = unfinished(records, number)?;
     let mut g = ground(&record, &target, keys, say)?;
-    let lever = lever::of(&target.launch);
-    back(&mut g, lever.as_ref(), &["an operator asked for it".to_owned()])?;
+    (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
+    first(&mut g)?;
     finish(&mut g, record.number)
 }
 

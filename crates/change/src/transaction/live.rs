@@ -24,6 +24,10 @@ pub struct Live;
 /// The word that stands beside a settings file while a change of it is watched.
 pub const PENDING_SUFFIX: &str = ".change-pending";
 
+/// The settings file as it was just before the new value was written to it: the backup, and what
+/// somebody else may have written since.
+const CONFIG_BEFORE: &str = "config.before";
+
 /// Where `serve` looks for word of a change that was not over: beside its settings file.
 pub fn pending_file(config: &std::path::Path) -> PathBuf {
     let mut name = config.as_os_str().to_owned();
@@ -42,6 +46,11 @@ fn config(g: &Ground<'_>) -> Option<PathBuf> {
 
 fn number(v: &Value) -> u64 {
     v.as_u64().unwrap_or(0)
+}
+
+/// The newest generation of a list.
+fn newest(all: &Value) -> u64 {
+    all["data"].as_array().and_then(|d| d.last()).map_or(0, |r| number(&r["generation"]))
 }
 
 fn knobs_of(g: &Ground<'_>) -> Value {
@@ -81,12 +90,14 @@ impl Lever for Live {
     }
 
     fn stage(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        if let Some(words) = restarted(g)? {
+            return Ok(Step::Back(vec![words]));
+        }
         if let Some(n) = staged(g)? {
             return Ok(Step::On(json!({"generation": n, "old": live(g)?})));
         }
         let all = g.web.get_json(ALL)?;
-        let newest =
-            all["data"].as_array().and_then(|d| d.last()).map_or(0, |r| number(&r["generation"]));
+        let newest = newest(&all);
         let old = number(&all["live"]);
         g.journal.append(&Entry::Intent("stage"), json!({"newest": newest, "old": old}))?;
         let report = match g.web.post_json(ALL, &json!({"knobs": knobs_of(g)})) {
@@ -99,6 +110,9 @@ impl Lever for Live {
     }
 
     fn prove(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        if let Some(words) = restarted(g)? {
+            return Ok(Step::Back(vec![words]));
+        }
         let n = staged(g)?.ok_or_else(|| g.lost("the staged generation"))?;
         let begun = Instant::now();
         let mut said = String::new();
@@ -152,6 +166,9 @@ impl Lever for Live {
     }
 
     fn flip(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
+        if let Some(words) = restarted(g)? {
+            return Ok(Step::Back(vec![words]));
+        }
         let n = staged(g)?.ok_or_else(|| g.lost("the staged generation"))?;
         let old = g.journal.facts("staged").map_or(0, |f| number(&f["old"]));
         let watch = g.target.watch_seconds;
@@ -231,11 +248,7 @@ impl Lever for Live {
     }
 
     fn undo(&self, g: &mut Ground<'_>) -> Result<Value, ChangeError> {
-        for backup in g.backups() {
-            if !backup.is_in_place() {
-                backup.restore()?;
-            }
-        }
+        let left = restore_config(g)?;
         let words = restarted(g)?;
         if words.is_none()
             && let Some(n) = staged(g)?
@@ -243,8 +256,31 @@ impl Lever for Live {
             take_back(g, n)?;
         }
         forget_pending(g);
-        Ok(json!({"restarted": words, "live": live(g)?}))
+        Ok(json!({"restarted": words, "live": live(g)?, "left": left}))
     }
+}
+
+/// Puts the settings file back where this change wrote what stands in it. Files that hold what
+/// somebody else wrote since they were copied are left alone; their names come back.
+fn restore_config(g: &mut Ground<'_>) -> Result<Vec<PathBuf>, ChangeError> {
+    let mut left = Vec::new();
+    for backup in g.backups().into_iter().filter(|b| !b.is_in_place()) {
+        if backup.holds(g.journal.facts("keep")) {
+            match std::fs::read(g.folder.join(CONFIG_BEFORE)) {
+                Ok(bytes) => backup.replace(&bytes)?,
+                Err(_) => backup.restore()?,
+            }
+            if backup.is_in_place() {
+                continue;
+            }
+        }
+        (g.say)(&format!(
+            "{} was changed by somebody else meanwhile, and is left as it is",
+            backup.path.display()
+        ));
+        left.push(backup.path);
+    }
+    Ok(left)
 }
 
 fn live(g: &Ground<'_>) -> Result<u64, ChangeError> {
@@ -283,7 +319,10 @@ fn take_back(g: &mut Ground<'_>, n: u64) -> Result<(), ChangeError> {
 fn restarted(g: &Ground<'_>) -> Result<Option<String>, ChangeError> {
     let was = g.journal.facts("proposed").and_then(|f| f["started"].as_u64());
     let is = g.web.get_json("/server_info")?["startup_time"].as_u64();
-    Ok((was != is).then(|| {
+    // Starts are told in seconds: one in the same second has no such generation yet.
+    let staged = g.journal.facts("staged").map_or(0, |f| number(&f["generation"]));
+    let newest = newest(&g.web.get_json(ALL)?);
+    Ok((was != is || newest < staged).then(|| {
         "the server was restarted while the change was on its way: it came up with the old \
          setting, since nothing is written to its settings file before a change is kept"
             .to_owned()
@@ -304,6 +343,7 @@ fn write_config(g: &mut Ground<'_>) -> Result<Value, ChangeError> {
         return Ok(json!({"written": false, "why": why}));
     };
     let path = backup.path.clone();
+    // What somebody else wrote there since it was copied stays; only the knob's own value changes.
     let old = if path.exists() { backup::read(&path, edit::FILE_BYTES_MAX)? } else { Vec::new() };
     let mut new = old.clone();
     for wish in &g.wishes {
@@ -320,6 +360,9 @@ fn write_config(g: &mut Ground<'_>) -> Result<Value, ChangeError> {
     if new != old {
         let shown = unified(&path.display().to_string(), &old, &new);
         g.write("config.diff", shown.as_bytes())?;
+        if path.exists() {
+            g.write(CONFIG_BEFORE, &old)?;
+        }
         let facts = json!({"path": path, "sha256_after": digest(&new)});
         g.journal.append(&Entry::Intent("keep"), facts)?;
         Backup::replace(&backup, &new)?;

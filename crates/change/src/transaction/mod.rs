@@ -9,6 +9,7 @@ mod steps;
 pub use ask::{Ask, Done, begin, resume, roll_back, write_target};
 pub use live::pending_file;
 
+use crate::address::is_here;
 use crate::backup::Backup;
 use crate::fault::ChangeError;
 use crate::journal::{Journal, sync_folder};
@@ -97,17 +98,6 @@ pub(crate) fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), 
     };
     write().map_err(|why| ChangeError::Write { path: path.clone(), why })?;
     sync_folder(folder)
-}
-
-/// True where a server is on this machine.
-pub fn is_here(url: &str) -> bool {
-    let rest = url.strip_prefix("http://").unwrap_or(url);
-    let authority = rest.split('/').next().unwrap_or_default();
-    let host = match authority.strip_prefix('[') {
-        Some(inner) => inner.split(']').next().unwrap_or_default(),
-        None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
-    };
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Bytes of memory that are free on this machine, where the server is on it.

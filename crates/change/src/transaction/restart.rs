@@ -1,16 +1,19 @@
 //! Servers that read their settings at their start: what starts them is edited, and they are
 //! restarted. The edited file lies in the record until the moment of the restart.
 
+use super::Ground;
 use super::lever::{Lever, Step};
-use super::{Ground, is_here};
+use crate::address::{is_here, port};
 use crate::backup::{self, digest};
 use crate::edit::{self, EditError, Syntax, Wanted, diff::unified};
 use crate::fault::ChangeError;
 use crate::gate::{self, Criterion};
-use crate::journal::Entry;
+use crate::journal::Entry as Line;
 use crate::process::{self, Process};
 use crate::readback;
+use crate::router::{self, Entry};
 use crate::target::{Launch, Target};
+use crate::web::Web;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to end before it is killed.
 const END_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a server that its router sends nothing any more may take to end what it has.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(120);
 /// How often a starting server is asked.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 
@@ -58,6 +63,11 @@ impl Lever for Restart {
         if let Some(e) = fault {
             return Ok(Step::Back(vec![format!("the edited file is refused: {e}")]));
         }
+        if let Some(url) = &g.target.router
+            && router::find(&g.web.beside(url)?, &g.target.url)?.is_none()
+        {
+            return Ok(Step::Back(vec![not_listed(g).to_string()]));
+        }
         Ok(Step::On(json!({"file": "staged", "reads": "as asked"})))
     }
 
@@ -70,10 +80,10 @@ impl Lever for Restart {
             return Ok(Step::Back(vec![format!("{} {words}", backup.path.display())]));
         }
         let facts = json!({"path": backup.path, "sha256_after": digest(&new)});
-        g.journal.append(&Entry::Intent("flip"), facts)?;
+        g.journal.append(&Line::Intent("flip"), facts)?;
         backup.replace(&new)?;
         (g.say)("restarting");
-        let seconds = match restart(g) {
+        let seconds = match restart(g, false) {
             Ok(seconds) => seconds,
             Err(e) => return Ok(Step::Back(vec![e.to_string()])),
         };
@@ -124,19 +134,32 @@ impl Lever for Restart {
     }
 
     fn undo(&self, g: &mut Ground<'_>) -> Result<Value, ChangeError> {
-        let mut restored = false;
-        for backup in g.backups() {
-            if !backup.is_in_place() {
-                backup.restore()?;
-                restored = true;
+        let flipped = g.journal.records().iter().any(|r| r.kind == "intent" && r.word == "flip");
+        let (mut restored, mut left) = (false, Vec::new());
+        for backup in g.backups().into_iter().filter(|b| !b.is_in_place()) {
+            let path = backup.path.display().to_string();
+            if !flipped {
+                (g.say)(&format!("{path} was changed by somebody else, and is left as it is"));
+                left.push(path);
+                continue;
             }
+            if !backup.holds(g.journal.facts("flip")) {
+                // The new value may be in it, and the server must not start with that.
+                let theirs = backup::read(&backup.path, edit::FILE_BYTES_MAX)?;
+                g.write("found", &theirs)?;
+                (g.say)(&format!(
+                    "{path} was changed by somebody else after the flip: it is put back as it was \
+                     copied, and what was found lies in the record (found)"
+                ));
+            }
+            backup.restore()?;
+            restored = true;
         }
-        let touched = g.journal.records().iter().any(|r| r.kind == "intent" && r.word == "flip");
-        if !touched {
-            return Ok(json!({"restored": restored, "restarted": false}));
+        if !flipped {
+            return Ok(json!({"restored": restored, "restarted": false, "left": left}));
         }
         (g.say)("restarting with the old setting");
-        let seconds = restart(g)?;
+        let seconds = restart(g, true)?;
         Ok(json!({"restored": restored, "restarted": true, "downtime_seconds": seconds}))
     }
 }
@@ -151,17 +174,18 @@ fn launch_file(g: &Ground<'_>) -> Result<PathBuf, ChangeError> {
     match &g.target.launch {
         Launch::Script { path } => Ok(path.clone()),
         Launch::Systemd { file: Some(file), .. } => Ok(file.clone()),
-        Launch::Systemd { unit, file: None } => unit_file(unit, &g.wishes[0].name),
+        Launch::Systemd { unit, file: None, is_user } => {
+            unit_file(unit, *is_user, &g.wishes[0].name)
+        }
         Launch::Command { .. } => g.target.file.clone().ok_or_else(|| none("it has no file")),
         Launch::Live | Launch::Unknown => Err(none("how the server is started is not said")),
     }
 }
 
 /// The unit's file or drop-in that has the last word on what is run, or on a variable.
-fn unit_file(unit: &str, wish: &str) -> Result<PathBuf, ChangeError> {
+fn unit_file(unit: &str, is_user: bool, wish: &str) -> Result<PathBuf, ChangeError> {
     let show = |property: &str| {
-        let option = format!("--property={property}");
-        run("systemctl", &["show".as_ref(), "--value".as_ref(), option.as_ref(), unit.as_ref()])
+        systemctl(is_user, &["show", "--value", &format!("--property={property}"), unit])
     };
     let main = show("FragmentPath")?;
     let drop_ins = show("DropInPaths")?;
@@ -210,27 +234,75 @@ fn edited(g: &Ground<'_>, path: &Path, old: &[u8]) -> Result<Vec<u8>, ChangeErro
     Ok(text)
 }
 
+/// Takes the server out of its router's rotation, restarts it, and puts it back. Seconds without
+/// service of the server itself.
+fn restart(g: &mut Ground<'_>, is_way_back: bool) -> Result<f64, ChangeError> {
+    let routed = match take_out(g) {
+        // The old setting comes back whether or not a router is there to be told.
+        Err(e) if is_way_back => {
+            (g.say)(&format!("not drained: {e}"));
+            None
+        }
+        other => other?,
+    };
+    let seconds = cycle(g)?;
+    if let Some((router, entry)) = routed {
+        router::put_back(&router, &g.target.url, &entry)?;
+        (g.say)(&format!("{} is in the rotation of {} again", g.target.url, router.url()));
+    }
+    Ok(seconds)
+}
+
+/// The router and the worker's entry there, which is taken out.
+fn take_out(g: &mut Ground<'_>) -> Result<Option<(Web, Entry)>, ChangeError> {
+    let target = g.target;
+    let Some(url) = &target.router else { return Ok(None) };
+    let router = g.web.beside(url)?;
+    let found = router::find(&router, &target.url)?;
+    let Some(found) = found else {
+        // Taken out before a crash: what it was is in the journal.
+        let known = g.journal.facts("drain").and_then(Entry::from_json);
+        let entry = known.ok_or_else(|| not_listed(g))?;
+        return Ok(Some((router, entry)));
+    };
+    g.journal.append(&Line::Intent("drain"), found.to_json())?;
+    (g.say)(&format!("draining through {url}"));
+    let is_idle = router::drain(&router, &g.web, &found, DRAIN_PATIENCE)?;
+    if !is_idle {
+        (g.say)("it does not tell that it is idle; it is restarted all the same");
+    }
+    g.journal.append(&Line::Note("drained"), json!({"router": url, "idle": is_idle}))?;
+    Ok(Some((router, found)))
+}
+
+fn not_listed(g: &Ground<'_>) -> ChangeError {
+    ChangeError::Answer {
+        url: g.target.router.clone().unwrap_or_default(),
+        what: format!("does not have {} among its workers", g.target.url),
+    }
+}
+
 /// Ends the server, starts it again and waits for a real answer. Seconds without service.
-fn restart(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
+fn cycle(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
     let begun = Instant::now();
     let mut started = None;
-    if let Launch::Systemd { unit, .. } = &g.target.launch {
-        run("systemctl", &["daemon-reload".as_ref()])?;
-        run("systemctl", &["restart".as_ref(), unit.as_ref()])?;
+    if let Launch::Systemd { unit, is_user, .. } = &g.target.launch {
+        systemctl(*is_user, &["daemon-reload"])?;
+        systemctl(*is_user, &["restart", unit])?;
     } else {
         // Only a server of this machine: the port may be somebody else's here.
-        if let Some(port) = port_of(&g.target.url).filter(|_| is_here(&g.target.url))
+        if let Some(port) = port(&g.target.url).filter(|_| is_here(&g.target.url))
             && let Some(server) = process::listener(port)
         {
             server.end(false, END_PATIENCE)?;
         }
-        // One that was started here and never came to listen.
-        if let Some(earlier) = earlier(g).filter(|p| p.is_alive()) {
-            earlier.end(true, END_PATIENCE)?;
+        // What this change started and what never came to listen, or does not yet.
+        for earlier in process::marked(&g.folder) {
+            earlier.end(false, END_PATIENCE)?;
         }
         let process = launch(g)?;
         let facts = json!({"pid": process.pid, "ticks": process.ticks});
-        g.journal.append(&Entry::Note("started"), facts)?;
+        g.journal.append(&Line::Note("started"), facts)?;
         started = Some(process);
     }
     let limit = Duration::from_secs(g.target.ready_seconds);
@@ -254,13 +326,6 @@ fn restart(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
     }
 }
 
-/// The process that this change started last.
-fn earlier(g: &Ground<'_>) -> Option<Process> {
-    let facts = g.journal.facts("started")?;
-    let pid = i32::try_from(facts["pid"].as_i64()?).ok()?;
-    Some(Process { pid, ticks: facts["ticks"].as_u64()? })
-}
-
 fn log_of(g: &Ground<'_>) -> PathBuf {
     g.target.log.clone().unwrap_or_else(|| g.folder.join("server.log"))
 }
@@ -277,7 +342,7 @@ fn launch(g: &Ground<'_>) -> Result<Process, ChangeError> {
             use std::os::unix::fs::PermissionsExt;
             let runs = std::fs::metadata(&path).is_ok_and(|m| m.permissions().mode() & 0o111 != 0);
             let words = if runs { vec![file] } else { vec!["sh".into(), file] };
-            process::start(&words, &folder, &log)
+            process::start(&words, &folder, &log, &g.folder)
         }
         Launch::Command { folder, .. } => {
             // The words may have been edited since the target was read.
@@ -286,17 +351,18 @@ fn launch(g: &Ground<'_>) -> Result<Process, ChangeError> {
                 return Err(g.lost("launch.command"));
             };
             let folder = folder.clone().unwrap_or_else(|| PathBuf::from("."));
-            process::start(&words, &folder, &log)
+            process::start(&words, &folder, &log, &g.folder)
         }
         _ => Err(g.lost("a way to start the server")),
     }
 }
 
-/// The port of an address.
-fn port_of(url: &str) -> Option<u16> {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    let authority = rest.split('/').next()?;
-    authority.rsplit_once(':')?.1.parse().ok()
+/// Asks the system's service manager, or the calling user's own.
+fn systemctl(is_user: bool, arguments: &[&str]) -> Result<String, ChangeError> {
+    let user = is_user.then_some("--user");
+    let words: Vec<&std::ffi::OsStr> =
+        user.into_iter().chain(arguments.iter().copied()).map(AsRef::as_ref).collect();
+    run("systemctl", &words)
 }
 
 fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<String, ChangeError> {
@@ -333,12 +399,5 @@ mod tests {
         assert_eq!(last_word(&files, "parallel"), Some(files[1].clone()));
         assert_eq!(last_word(&files, "env.A"), Some(files[2].clone()));
         assert_eq!(last_word(&files[2..], "parallel"), None);
-    }
-
-    #[test]
-    fn ports_are_read_from_addresses() {
-        assert_eq!(port_of("http://127.0.0.1:8080/v1"), Some(8080));
-        assert_eq!(port_of("http://[::1]:7"), Some(7));
-        assert_eq!(port_of("http://host"), None);
     }
 }

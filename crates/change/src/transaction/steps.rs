@@ -2,13 +2,13 @@
 
 use super::Ground;
 use super::lever::{self, Lever, Step};
-use crate::backup;
+use crate::backup::{self, Backup};
 use crate::edit::FILE_BYTES_MAX;
 use crate::fault::ChangeError;
 use crate::gate::{self, Criterion, Load, Measured};
 use crate::journal::{Entry, State};
 use crate::readback;
-use crate::target::Kind;
+use lockstep_check::bench;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -68,14 +68,15 @@ pub fn back(g: &mut Ground<'_>, lever: &dyn Lever, reasons: &[String]) -> Result
         }
     }
     let facts = lever.undo(g)?;
-    let verified = verify_back(g)?;
+    let verified = verify_back(g, &facts)?;
     (g.say)("rolled back, and verified");
     let facts = json!({"reasons": reasons, "undo": facts, "verified": verified});
     g.journal.reach(State::RolledBack, facts)
 }
 
-/// Reads back that the old settings run, that files are as they were, and that answers are too.
-fn verify_back(g: &mut Ground<'_>) -> Result<Value, ChangeError> {
+/// Reads back that the old settings run, that files are as they were but for those that somebody
+/// else has changed since, and that answers are too.
+fn verify_back(g: &mut Ground<'_>, undone: &Value) -> Result<Value, ChangeError> {
     let r = readback::read(&g.web, g.target)?;
     let proposed = g.journal.facts("proposed").cloned().unwrap_or_default();
     for wish in &g.wishes {
@@ -91,18 +92,22 @@ fn verify_back(g: &mut Ground<'_>) -> Result<Value, ChangeError> {
             return Err(ChangeError::Answer { url: g.target.url.clone(), what });
         }
     }
-    if let Some(b) = g.backups().iter().find(|b| !b.is_in_place()) {
+    let left: Vec<&str> =
+        undone["left"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let is_left = |b: &Backup| left.iter().any(|l| b.path.as_os_str() == *l);
+    if let Some(b) = g.backups().iter().find(|b| !b.is_in_place() && !is_left(b)) {
         return Err(ChangeError::Damaged { path: b.path.clone() });
     }
+    let files = if left.is_empty() { json!(true) } else { json!({"left": left}) };
     let baseline = g.read_json("baseline.json").and_then(|v| Measured::from_json(&v));
-    let Some(before) = baseline else { return Ok(json!({"settings": true, "files": true})) };
+    let Some(before) = baseline else { return Ok(json!({"settings": true, "files": files})) };
     let after =
         Measured { alone: gate::sample(&g.web, g.target.gates.tokens)?, ..Measured::default() };
     let before = Measured { points: Vec::new(), ..before };
     let all = gate::compare(g.target.kind, &g.target.gates, &before, &after);
     match all.iter().find(|c| !c.passed) {
         Some(c) => Err(ChangeError::Answer { url: g.target.url.clone(), what: c.words.clone() }),
-        None => Ok(json!({"settings": true, "files": true, "answers": true})),
+        None => Ok(json!({"settings": true, "files": files, "answers": true})),
     }
 }
 
@@ -128,28 +133,41 @@ pub fn load(g: &Ground<'_>) -> Load {
     } else {
         gates.concurrency.clone()
     };
-    Load { concurrency, rounds: gates.rounds, tokens: gates.tokens }
+    Load {
+        concurrency,
+        rounds: gates.rounds,
+        repeats: gates.repeats,
+        input: gates.input,
+        tokens: gates.tokens,
+        timeout_seconds: gates.check.timeout_seconds,
+    }
+}
+
+/// Measures the load and keeps it in the record: `NAME.json` with the answers alone, and the bench
+/// as lines and as a page.
+fn measure(g: &mut Ground<'_>, name: &str, when: &str) -> Result<Measured, ChangeError> {
+    let load = load(g);
+    let measured = gate::measure(&g.web, &load, g.say)?;
+    g.write_json(&format!("{name}.json"), &measured.to_json())?;
+    g.write(&format!("bench-{when}.jsonl"), measured.to_lines().as_bytes())?;
+    let page = bench::page(&measured.points, &[]);
+    g.write(&format!("bench-{when}.html"), page.as_bytes())?;
+    Ok(measured)
 }
 
 /// The baseline, before anything is touched.
 fn check(g: &mut Ground<'_>) -> Result<Step, ChangeError> {
-    let load = load(g);
-    (g.say)(&format!("measuring the baseline at concurrency {:?}", load.concurrency));
-    let measured = gate::measure(&g.web, &load, g.say)?;
-    g.write_json("baseline.json", &measured.to_json())?;
-    let bad: u64 = measured.points.iter().map(|p| p.failed + p.refused + p.timeouts).sum();
+    let concurrency = load(g).concurrency;
+    (g.say)(&format!("measuring the baseline at concurrency {concurrency:?}"));
+    let measured = measure(g, "baseline", "before")?;
+    let (bad, why) = measured.unanswered();
     if bad > 0 {
-        let why = measured.points.iter().find_map(|p| p.why.clone()).unwrap_or_default();
         let words = format!(
             "{bad} requests of the baseline were not answered ({why}): put that right first"
         );
         return Ok(Step::Back(vec![words]));
     }
-    if g.target.kind == Kind::Lockstep && !measured.differing.is_empty() {
-        let words = "answers under load differ from those given alone before the change already";
-        return Ok(Step::Back(vec![words.into()]));
-    }
-    Ok(Step::On(json!({"baseline": "baseline.json"})))
+    Ok(Step::On(json!({"baseline": "baseline.json", "bench": "bench-before.jsonl"})))
 }
 
 fn back_up(g: &mut Ground<'_>, lever: &dyn Lever) -> Result<Step, ChangeError> {
@@ -167,10 +185,11 @@ fn watch(g: &mut Ground<'_>, lever: &dyn Lever) -> Result<Step, ChangeError> {
     let begun = Instant::now();
     let mut criteria = lever.look(g)?;
     if failed(&criteria).is_empty() {
-        criteria.extend(coverage(g)?);
-        (g.say)("running the gates");
-        let measured = gate::measure(&g.web, &load(g), g.say)?;
-        g.write_json("after.json", &measured.to_json())?;
+        criteria.extend(corruption_gate(g)?);
+    }
+    if failed(&criteria).is_empty() {
+        (g.say)("measuring the same load as before the change");
+        let measured = measure(g, "after", "after")?;
         let baseline = g.read_json("baseline.json").and_then(|v| Measured::from_json(&v));
         let before = baseline.ok_or_else(|| g.lost("the baseline of this record"))?;
         criteria.extend(gate::compare(g.target.kind, &g.target.gates, &before, &measured));
@@ -196,38 +215,14 @@ fn failed(criteria: &[Criterion]) -> Vec<String> {
     criteria.iter().filter(|c| !c.passed).map(|c| format!("{}: {}", c.name, c.words)).collect()
 }
 
-/// Drives every new bucket and reads back that each was replayed.
-fn coverage(g: &mut Ground<'_>) -> Result<Vec<Criterion>, ChangeError> {
-    let fresh = g.new_buckets();
-    let Some(largest) = fresh.last().copied() else { return Ok(Vec::new()) };
-    if g.target.kind != Kind::Lockstep {
-        let words = format!(
-            "buckets {fresh:?} are new; this server does not tell which bucket a step took, so a \
-             load at {largest} was run and nothing more is known"
-        );
-        gate::cover(&g.web, largest)?;
-        return Ok(vec![Criterion::new("coverage", true, words)]);
-    }
-    (g.say)(&format!("driving every new bucket up to {largest}"));
-    let mut unused = fresh.clone();
-    // A prefill in between may merge two sizes: what was not reached is tried again.
-    for _ in 0..3 {
-        gate::cover(&g.web, largest)?;
-        let info = g.web.get_json("/server_info")?;
-        let buckets = info["lockstep"]["engine"]["buckets"].as_array().cloned().unwrap_or_default();
-        let replays = |n: u32| {
-            let name = format!("decode-{n}");
-            buckets.iter().find(|b| b["bucket"] == name).and_then(|b| b["replays"].as_u64())
-        };
-        unused.retain(|n| replays(*n).unwrap_or(0) == 0);
-        if unused.is_empty() {
-            break;
-        }
-    }
-    let words = if unused.is_empty() {
-        format!("each of {fresh:?} was replayed by this load")
-    } else {
-        format!("{unused:?} of {fresh:?} were not reached")
-    };
-    Ok(vec![Criterion::new("coverage", unused.is_empty(), words)])
+/// Sessions with known answers through every new bucket; the finding is kept in the record.
+fn corruption_gate(g: &mut Ground<'_>) -> Result<Vec<Criterion>, ChangeError> {
+    let (fresh, concurrency) = (g.new_buckets(), load(g).concurrency);
+    (g.say)("running the corruption gate");
+    let found = gate::gate(&g.web, &g.target.gates.check, &concurrency, &fresh, g.say)?;
+    g.write_json("check.json", &found.json)?;
+    g.write("check.html", found.html.as_bytes())?;
+    g.write("check.txt", found.summary.as_bytes())?;
+    (g.say)(found.summary.trim_end());
+    Ok(found.criteria)
 }

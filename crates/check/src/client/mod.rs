@@ -119,6 +119,11 @@ impl Client {
         self.plain(Method::POST, path, body.to_string().into()).await
     }
 
+    /// DELETE, whatever the status.
+    pub async fn delete(&self, path: &str) -> Result<Reply, Outcome> {
+        self.plain(Method::DELETE, path, Bytes::new()).await
+    }
+
     /// One chat completion. A body without `model` gets the target's.
     pub async fn chat(&self, body: &Value, reading: Reading) -> Exchange {
         self.exchange(Call::Chat, self.encode(body), reading).await

@@ -33,7 +33,6 @@ fn killed(site: &Site, value: u32, death: &str, settle: &str) -> (Value, String)
 }
 
 #[test]
-#[ignore = "takes minutes where the machine is busy; run by name with --ignored"]
 fn a_change_killed_at_any_line_is_resumed() {
     let site = Site::new("resumed", &[]);
     let mut value = 4;
@@ -52,7 +51,6 @@ fn a_change_killed_at_any_line_is_resumed() {
 }
 
 #[test]
-#[ignore = "takes minutes where the machine is busy; run by name with --ignored"]
 fn a_change_killed_at_any_line_is_rolled_back() {
     let site = Site::new("rolled-back", &[]);
     // The last line says that it is kept: nothing is left to be rolled back.
@@ -100,4 +98,27 @@ fn two_at_once_are_refused() {
     assert!(done["error"]["message"].to_string().contains("another change is going on"), "{done}");
     drop(held);
     assert_eq!(run(&mut site.set("decode.graph-max-bs=8", &[])).0, 0);
+}
+
+/// A server that was restarted before the flip has generations of its own with the same numbers:
+/// they are somebody else's, and are left alone.
+#[test]
+fn a_restart_before_the_flip_is_noticed() {
+    // The generation is asked for, it is there, it is proven.
+    for death in ["after-4", "after-5", "after-6"] {
+        let mut site = Site::new(&format!("restart-{death}"), &[]);
+        let mut change = site.set("decode.graph-max-bs=8", &[]);
+        let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
+        assert_eq!(out.status.code(), None, "{out:?}");
+        // Starts are told apart by their second.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        site.again();
+        let knobs = r#"{"knobs": {"decode.graph-max-bs": 8}, "wait": true}"#;
+        assert_eq!(site.post("/admin/generations", knobs)["state"], "verified");
+        let (code, done, said) = run(&mut site.change(&["resume"]));
+        assert_eq!((code, &done["state"]), (11, &json!("rolled_back")), "{death}: {done} {said}");
+        assert!(done["reasons"].to_string().contains("was restarted"), "{death}: {done}");
+        assert_eq!(site.generations(), ["1 live", "2 verified"], "{death}");
+        assert_eq!(site.settings(), SETTINGS);
+    }
 }

@@ -5,18 +5,26 @@
 mod common;
 mod crash;
 mod live;
+#[path = "../../../check/tests/support/proxy.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod proxy;
 mod restart;
+mod routed;
+mod small;
+mod theirs;
 mod units;
 
-use common::{lockstep, model, temp_dir};
+use common::{lockstep, temp_dir};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// A folder with settings, a server on it, and the folder of records.
+/// A folder with settings, a server on it, a target, and the folder of records.
 pub struct Site {
     pub dir: PathBuf,
+    pub model: PathBuf,
     pub server: Option<Child>,
     pub url: String,
 }
@@ -24,12 +32,19 @@ pub struct Site {
 pub const SETTINGS: &str = "# ours\n[decode]\ngraph-max-bs = 4 # small\n[sched]\n\
                             max-running-requests = 8\n[pool]\nkv-memory = \"64MiB\"\n";
 
+/// Gates that take seconds on the small model. Its times are noise, so they are not judged.
+pub const GATES: &str = "[gates]\nconcurrency = [4]\nrounds = 1\nrepeats = 1\ninput = 8\n\
+                         tokens = 2\ntolerance-percent = 99\np99-factor-max = 1000\n[check]\n\
+                         sessions = 24\nrounds = 1\ncontext = 16\ntokens = 4\n\
+                         kinds = [\"echo\"]\n[watch]\nseconds = 0\n";
+
 impl Site {
     /// A site whose server takes a free port.
     pub fn new(test: &str, flags: &[&str]) -> Site {
         let dir = temp_dir(test);
         std::fs::write(dir.join("lockstep.toml"), SETTINGS).unwrap();
-        let mut site = Site { dir, server: None, url: String::new() };
+        let model = small::chat_model(&dir, "llama");
+        let mut site = Site { dir, model, server: None, url: String::new() };
         site.start(&[&["--port", "0"], flags].concat());
         site
     }
@@ -42,7 +57,7 @@ impl Site {
             .unwrap();
         let mut child = Command::new(lockstep())
             .args(["serve", "--json", "--model"])
-            .arg(model())
+            .arg(&self.model)
             .args(flags)
             .current_dir(&self.dir)
             .stdout(Stdio::piped())
@@ -54,6 +69,30 @@ impl Site {
         let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
         self.url = ready["url"].as_str().unwrap().to_owned();
         self.server = Some(child);
+        let url = self.url.clone();
+        self.write_target(&url);
+    }
+
+    /// `targets/ours.toml`: the server at `url`, changed live.
+    pub fn write_target(&self, url: &str) {
+        std::fs::create_dir_all(self.dir.join("targets")).unwrap();
+        let text =
+            format!("kind = \"lockstep\"\nurl = \"{url}\"\n[launch]\nmethod = \"live\"\n{GATES}");
+        std::fs::write(self.dir.join("targets/ours.toml"), text).unwrap();
+    }
+
+    /// An answer of the server's own.
+    pub fn post(&self, path: &str, body: &str) -> Value {
+        let address = self.url.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let length = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
     /// Ends the server and starts it again at the same address.
@@ -70,7 +109,7 @@ impl Site {
         }
     }
 
-    /// `lockstep change` with a small load; more arguments after it.
+    /// `lockstep change` with these arguments.
     pub fn change(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(lockstep());
         command.arg("change").args(arguments).arg("--json").current_dir(&self.dir);
@@ -79,10 +118,7 @@ impl Site {
 
     /// A change of the server, live.
     pub fn set(&self, set: &str, more: &[&str]) -> Command {
-        let load = ["--watch", "0", "--concurrency", "4", "--tokens", "2"];
-        let gates = ["--tolerance", "95", "--p99-factor", "100"];
-        let what = ["--url", &self.url, "--set", set, "--yes"];
-        self.change(&[&what[..], &load, &gates, more].concat())
+        self.change(&[&["--target", "ours", "--set", set, "--yes"], more].concat())
     }
 
     pub fn settings(&self) -> String {
@@ -101,6 +137,15 @@ impl Site {
     pub fn log(&self) -> Vec<Value> {
         let out = self.change(&["log"]).output().unwrap();
         serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"))
+    }
+
+    /// Generations of the server, as numbers and states.
+    pub fn generations(&self) -> Vec<String> {
+        let status = self.status();
+        let all = status["lockstep"]["engine"]["generations"].as_array().unwrap().clone();
+        all.iter()
+            .map(|g| format!("{} {}", g["generation"], g["state"].as_str().unwrap()))
+            .collect()
     }
 
     pub fn records(&self) -> PathBuf {

@@ -1,54 +1,58 @@
 //! Servers changed by a restart through a script. The server is our own, started like one that
 //! knows no live change.
 
-use super::{Site, read, run};
-use crate::common::{lockstep, model, temp_dir};
+use super::small::chat_model;
+use super::{GATES, Site, read, run};
+use crate::common::{lockstep, temp_dir};
 use serde_json::json;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-const GATES: &str = "[gates]\nconcurrency = [1, 4]\nrounds = 1\ntokens = 4\ntolerance-percent = 95\n\
-                     p99-factor-max = 100\n[watch]\nseconds = 0\n";
-
 /// A script that starts a server with a running limit, and what it does instead at a limit of 8.
-fn script(port: u16, at_eight: &str) -> String {
+fn script(port: u16, model: &Path, at_eight: &str) -> String {
     format!(
         "#!/bin/sh\n# the limit: --max-running-requests 99 here is a comment\nRUNNING=4\n\
          [ \"$RUNNING\" = 8 ] && {at_eight}\nexec '{}' serve --json --port {port} --kv-memory 64MiB \\\n\
          \x20 --max-running-requests \"$RUNNING\" --model '{}'\n",
         lockstep().display(),
-        model().display()
+        model.display()
     )
 }
 
 /// A site started by a script, with its target.
-fn by_script(test: &str, at_eight: impl Fn(u16) -> String) -> Site {
+pub fn by_script(test: &str, more: &str, at_eight: impl Fn(u16, &Path) -> String) -> Site {
     let dir = temp_dir(test);
     let port = free_port();
-    std::fs::write(dir.join("serve.sh"), script(port, &at_eight(port))).unwrap();
+    let model = chat_model(&dir, "llama");
+    std::fs::write(dir.join("serve.sh"), script(port, &model, &at_eight(port, &dir))).unwrap();
     std::fs::create_dir_all(dir.join("targets")).unwrap();
     let target = format!(
-        "kind = \"lockstep\"\nurl = \"http://127.0.0.1:{port}\"\n[launch]\nmethod = \"script\"\n\
+        "kind = \"lockstep\"\nurl = \"http://127.0.0.1:{port}\"\n{more}[launch]\nmethod = \"script\"\n\
          path = \"serve.sh\"\n[ready]\nseconds = 20\nlog = \"server.log\"\n{GATES}"
     );
     std::fs::write(dir.join("targets/ours.toml"), target).unwrap();
     let log = std::fs::File::create(dir.join("server.log")).unwrap();
     let child = Command::new("sh").arg("serve.sh").current_dir(&dir).stdout(log).spawn().unwrap();
     let url = format!("http://127.0.0.1:{port}");
-    let site = Site { dir, server: Some(child), url };
-    crate::common::wait_until("it serves", || {
-        Command::new(lockstep()).args(["status", &site.url]).output().unwrap().status.success()
-    });
+    let site = Site { dir, model, server: Some(child), url };
+    wait(&site);
     site
 }
 
+/// Waits until a server answers there.
+pub fn wait(site: &Site) {
+    crate::common::wait_until("it serves", || {
+        Command::new(lockstep()).args(["status", &site.url]).output().unwrap().status.success()
+    });
+}
+
 /// Whatever listens at the site's port ends with the test.
-fn end(mut site: Site) {
+pub fn end(mut site: Site) {
     site.stop();
     let port: u16 = site.url.rsplit(':').next().unwrap().parse().unwrap();
     if let Some(server) = lockstep_change::process::listener(port) {
@@ -56,15 +60,15 @@ fn end(mut site: Site) {
     }
 }
 
-const SET: [&str; 5] = ["--target", "ours", "--set", "sched.max-running-requests=8", "--yes"];
+pub const SET: [&str; 5] = ["--target", "ours", "--set", "sched.max-running-requests=8", "--yes"];
 
-fn running(site: &Site) -> serde_json::Value {
+pub fn running(site: &Site) -> serde_json::Value {
     site.status()["max_running_requests"].clone()
 }
 
 #[test]
 fn a_script_is_edited_in_place_and_restarted() {
-    let site = by_script("script", |_| ":".into());
+    let site = by_script("script", "", |_, _| ":".into());
     let before = read(&site.dir.join("serve.sh"));
     let (code, done, said) = run(&mut site.change(&SET));
     assert_eq!((code, &done["state"]), (0, &json!("kept")), "{done} {said}");
@@ -80,26 +84,24 @@ fn a_script_is_edited_in_place_and_restarted() {
 /// A process that starts and never listens; one that answers health and garbage, which is another
 /// model under the same name. Both are rolled back, which is verified.
 #[test]
-#[ignore = "takes minutes where the machine is busy; run by name with --ignored"]
 fn a_server_that_does_not_come_back_right_is_rolled_back() {
-    let recall = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/recall");
-    let never = |_: u16| "exec sleep 1000".to_owned();
-    let garbage = |port: u16| {
+    let never = |_: u16, _: &Path| "exec sleep 1000".to_owned();
+    let garbage = |port: u16, dir: &Path| {
         format!(
             "exec env LOCKSTEP_SCHED_MAX_RUNNING_REQUESTS=8 '{}' serve --json --port {port} \
              --kv-memory 64MiB --model '{}'",
             lockstep().display(),
-            recall.display()
+            chat_model(dir, "qwen2").display()
         )
     };
-    type Case<'a> = (&'a str, &'a dyn Fn(u16) -> String, &'a str);
+    type Case<'a> = (&'a str, &'a dyn Fn(u16, &Path) -> String, &'a str);
     let cases: [Case<'_>; 2] =
         [("never-ready", &never, "was not ready after"), ("garbage", &garbage, "corruption: ")];
     for (test, at_eight, said) in cases {
-        let site = by_script(test, at_eight);
+        let site = by_script(test, "", at_eight);
         if test == "never-ready" {
             let path = site.dir.join("targets/ours.toml");
-            std::fs::write(&path, read(&path).replace("seconds = 20", "seconds = 8")).unwrap();
+            std::fs::write(&path, read(&path).replace("seconds = 20", "seconds = 3")).unwrap();
         }
         let before = read(&site.dir.join("serve.sh"));
         let (code, done, words) = run(&mut site.change(&SET));
@@ -109,4 +111,29 @@ fn a_server_that_does_not_come_back_right_is_rolled_back() {
         assert_eq!(running(&site), 4, "{test}: the old one serves");
         end(site);
     }
+}
+
+/// Killed around the restart: the flip is announced, the server is started and not yet written
+/// down, written down, ready and not said, said. Both ways out end with one server that has one
+/// setting, and a file that has the same.
+#[test]
+fn a_restart_killed_in_the_middle_is_settled() {
+    let deaths = ["after-6", "before-7", "after-7", "before-8", "after-8"];
+    let site = by_script("killed", "", |_, _| ":".into());
+    let mut is = 4;
+    for (at, death) in deaths.iter().enumerate() {
+        let wanted = if is == 4 { 8 } else { 4 };
+        let set = format!("sched.max-running-requests={wanted}");
+        let mut change = site.change(&["--target", "ours", "--set", &set, "--yes"]);
+        let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
+        assert_eq!(out.status.code(), None, "{death}: killed, not ended: {out:?}");
+        let way = if at % 2 == 0 { "resume" } else { "rollback" };
+        let (code, done, said) = run(&mut site.change(&[way]));
+        assert_eq!(code, 0, "{death}, {way}: {done} {said}");
+        is = if way == "resume" { wanted } else { is };
+        assert_eq!(running(&site), is, "{death}, {way}: {said}");
+        let text = read(&site.dir.join("serve.sh"));
+        assert!(text.contains(&format!("RUNNING={is}\n")), "{death}, {way}: {text}");
+    }
+    end(site);
 }

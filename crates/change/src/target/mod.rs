@@ -1,5 +1,9 @@
 //! What is changed: a server, how it is started, and what a change of it must pass.
 
+mod gates;
+
+pub use gates::{Gates, Sessions};
+
 use crate::fault::ChangeError;
 use std::path::{Path, PathBuf};
 use toml_edit::{DocumentMut, Item, TableLike};
@@ -38,6 +42,17 @@ impl Kind {
         }
     }
 
+    /// Whose it is, for a sentence.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Kind::Lockstep => "Lockstep",
+            Kind::Sglang => "SGLang",
+            Kind::Vllm => "vLLM",
+            Kind::LlamaCpp => "llama.cpp's server",
+            Kind::OpenAi => "another server of the OpenAI API",
+        }
+    }
+
     /// The kind of a word.
     pub fn parse(word: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|k| k.as_str() == word)
@@ -50,7 +65,14 @@ pub enum Launch {
     /// Through Lockstep's admin routes; nothing restarts.
     Live,
     /// A systemd unit: its drop-ins are edited where they say what is run.
-    Systemd { unit: String, file: Option<PathBuf> },
+    Systemd {
+        /// The unit's name.
+        unit: String,
+        /// The file that is edited; without one, the last that says what is run.
+        file: Option<PathBuf>,
+        /// Whether it is the calling user's own manager that runs it (`systemctl --user`).
+        is_user: bool,
+    },
     /// A shell script, which this command starts and whose server it ends.
     Script { path: PathBuf },
     /// A command that this command starts and ends; its words stand in the target's own file.
@@ -68,36 +90,6 @@ impl Launch {
             Launch::Script { .. } => "script",
             Launch::Command { .. } => "command",
             Launch::Unknown => "unknown",
-        }
-    }
-}
-
-/// What a change must pass.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Gates {
-    /// Concurrencies of the load; empty takes 1, the old ceiling and the new one.
-    pub concurrency: Vec<u32>,
-    /// Requests at each concurrency, as a multiple of it.
-    pub rounds: u32,
-    /// Output tokens of each request.
-    pub tokens: u32,
-    /// Loss of throughput that is not one, in percent of the baseline, at any concurrency.
-    pub tolerance_percent: f64,
-    /// Requests that may fail, in percent.
-    pub errors_percent_max: f64,
-    /// Growth of the 99th percentile of a request's time that is taken, as a factor.
-    pub p99_factor_max: f64,
-}
-
-impl Default for Gates {
-    fn default() -> Gates {
-        Gates {
-            concurrency: Vec::new(),
-            rounds: 2,
-            tokens: 32,
-            tolerance_percent: 10.0,
-            errors_percent_max: 0.0,
-            p99_factor_max: 2.0,
         }
     }
 }
@@ -170,7 +162,12 @@ impl Target {
         let file = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut target = Target { name, file: Some(file), ..Target::direct("") };
-        let mut reader = Reader { target: &mut target, method: String::new(), words: Vec::new() };
+        let mut reader = Reader {
+            target: &mut target,
+            method: String::new(),
+            words: Vec::new(),
+            is_user: false,
+        };
         let root = document.as_table();
         reader.table("", root).map_err(fault)?;
         reader.finish().map_err(fault)?;
@@ -182,6 +179,7 @@ struct Reader<'a> {
     target: &'a mut Target,
     method: String,
     words: Vec<(String, String)>,
+    is_user: bool,
 }
 
 impl Reader<'_> {
@@ -212,27 +210,23 @@ impl Reader<'_> {
             "launch.method" => self.method = text(name, item)?,
             "launch.program" => t.program = Some(text(name, item)?),
             "launch.command" => {
-                let words = item.as_array().ok_or("launch.command takes a list of words")?;
-                let word = |v: &toml_edit::Value| v.as_str().map(str::to_owned);
-                let words: Option<Vec<String>> = words.iter().map(word).collect();
-                let words = words.filter(|w| !w.is_empty());
-                let words =
-                    words.ok_or("launch.command takes a list of words, the program first")?;
+                let words = words(name, item)?;
+                if words.is_empty() {
+                    return Err("launch.command takes a list of words, the program first".into());
+                }
                 t.launch = Launch::Command { words, folder: None };
+            }
+            "launch.user" => {
+                self.is_user = item.as_bool().ok_or("launch.user takes true or false")?;
             }
             "launch.path" | "launch.unit" | "launch.folder" => {
                 self.words.push((name.to_owned(), text(name, item)?));
             }
             "ready.seconds" => t.ready_seconds = count(name, item, 86_400)?,
             "ready.log" => t.log = Some(text(name, item)?.into()),
-            "gates.concurrency" => t.gates.concurrency = counts(name, item)?,
-            "gates.rounds" => t.gates.rounds = count(name, item, 1000)?.max(1) as u32,
-            "gates.tokens" => t.gates.tokens = count(name, item, 4096)?.max(1) as u32,
-            "gates.tolerance-percent" => t.gates.tolerance_percent = number(name, item, 100.0)?,
-            "gates.errors-percent-max" => t.gates.errors_percent_max = number(name, item, 100.0)?,
-            "gates.p99-factor-max" => t.gates.p99_factor_max = number(name, item, 1000.0)?,
             "limits.reserve-bytes" => t.reserve_bytes = count(name, item, 1 << 50)?,
             "watch.seconds" => t.watch_seconds = count(name, item, 86_400)?,
+            other if t.gates.key(other, item)? => {}
             other => return Err(format!("'{other}' is no key of a target")),
         }
         Ok(())
@@ -251,6 +245,7 @@ impl Reader<'_> {
             ("systemd", _) => Launch::Systemd {
                 unit: needs("launch.unit")?,
                 file: word("launch.path").map(PathBuf::from),
+                is_user: self.is_user,
             },
             ("script", _) => Launch::Script { path: needs("launch.path")?.into() },
             ("command", Launch::Command { words, .. }) => Launch::Command { words, folder },
@@ -288,6 +283,12 @@ fn counts(name: &str, item: &Item) -> Result<Vec<u32>, String> {
     list.iter().map(one).collect::<Option<Vec<u32>>>().ok_or_else(wrong)
 }
 
+fn words(name: &str, item: &Item) -> Result<Vec<String>, String> {
+    let list = item.as_array().map(|a| a.iter().map(|v| v.as_str().map(str::to_owned)));
+    let list = list.and_then(Iterator::collect::<Option<Vec<String>>>);
+    list.ok_or_else(|| format!("{name} takes a list of words"))
+}
+
 fn number(name: &str, item: &Item, max: f64) -> Result<f64, String> {
     let n = item.as_float().or_else(|| item.as_integer().map(|n| n as f64));
     let n = n.filter(|n| (0.0..=max).contains(n));
@@ -310,8 +311,11 @@ impl Target {
         let mut launch = toml_edit::Table::new();
         launch["method"] = text(self.launch.method());
         match &self.launch {
-            Launch::Systemd { unit, file } => {
+            Launch::Systemd { unit, file, is_user } => {
                 launch["unit"] = text(unit);
+                if *is_user {
+                    launch["user"] = toml_edit::value(true);
+                }
                 if let Some(file) = file {
                     launch["path"] = text(&file.display().to_string());
                 }
@@ -336,18 +340,9 @@ impl Target {
             ready["log"] = text(&log.display().to_string());
         }
         d["ready"] = Item::Table(ready);
-        let g = &self.gates;
-        let mut gates = toml_edit::Table::new();
-        if !g.concurrency.is_empty() {
-            let list: toml_edit::Array = g.concurrency.iter().map(|n| i64::from(*n)).collect();
-            gates["concurrency"] = toml_edit::value(list);
-        }
-        gates["rounds"] = toml_edit::value(i64::from(g.rounds));
-        gates["tokens"] = toml_edit::value(i64::from(g.tokens));
-        gates["tolerance-percent"] = toml_edit::value(g.tolerance_percent);
-        gates["errors-percent-max"] = toml_edit::value(g.errors_percent_max);
-        gates["p99-factor-max"] = toml_edit::value(g.p99_factor_max);
+        let (gates, check) = self.gates.to_tables();
         d["gates"] = Item::Table(gates);
+        d["check"] = Item::Table(check);
         if self.reserve_bytes > 0 {
             let mut limits = toml_edit::Table::new();
             limits["reserve-bytes"] = toml_edit::value(self.reserve_bytes as i64);
@@ -379,7 +374,11 @@ mod tests {
             launch: Launch::Script { path: "serve.sh".into() },
             program: Some("llama-server".into()),
             log: Some("serve.log".into()),
-            gates: Gates { concurrency: vec![1, 16], ..Gates::default() },
+            gates: Gates {
+                concurrency: vec![1, 16],
+                check: Sessions { sessions: Some(8), ..Sessions::default() },
+                ..Gates::default()
+            },
             ..Target::direct("http://127.0.0.1:8080")
         };
         let back = read("target-back", &target.to_toml()).unwrap();
@@ -393,6 +392,9 @@ mod tests {
         assert!(
             said("kind = \"vllm\"\nurl = \"a:1\"\n[launch]\nmethod = \"live\"\n").contains("only")
         );
+        let kinds = "url = \"a:1\"\n[check]\nkinds = [\"song\"]\n";
+        assert!(said(kinds).contains("a list of report, lookup, echo, list"));
+        assert!(said("url = \"a:1\"\n[check]\nsessions = 0\n").contains("from 1 to 4096"));
         assert!(said("url = \"a:1\"\n[gate]\nrounds = 1\n").contains("'gate.rounds' is no key"));
         assert!(said("url = \"a:1\"\n[launch]\nmethod = \"script\"\n").contains("launch.path"));
         assert!(said("[launch]\nmethod = \"unknown\"\n").contains("url is missing"));

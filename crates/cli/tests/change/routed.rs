@@ -1,0 +1,112 @@
+//! A server behind a router: out of its rotation and idle before it is restarted, back in when it
+//! has answered. The router here answers as SGLang's model gateway does, from its documentation.
+
+use super::restart::{SET, by_script, end, running};
+use super::{read, run};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+#[derive(Default)]
+struct State {
+    workers: Vec<Value>,
+    asked: Vec<String>,
+}
+
+struct Router(Arc<Mutex<State>>, String);
+
+impl Router {
+    fn start() -> Router {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::new(Mutex::new(State::default()));
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                answer(&shared, stream);
+            }
+        });
+        Router(state, url)
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.0.lock().unwrap().asked.clone()
+    }
+}
+
+fn answer(state: &Mutex<State>, mut stream: TcpStream) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut head, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap() == 0 {
+            return;
+        }
+        if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = n.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+        head.push_str(&line);
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let mut words = head.split(' ');
+    let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    let mut state = state.lock().unwrap();
+    let (status, answer) = match (method, path.strip_prefix("/workers")) {
+        ("GET", Some("")) => {
+            ("200 OK", json!({"workers": state.workers, "total": state.workers.len()}))
+        }
+        ("POST", Some("")) => {
+            let mut worker: Value = serde_json::from_slice(&body).unwrap();
+            state.asked.push(format!("POST {worker}"));
+            worker["id"] = json!(format!("w-{}", state.asked.len()));
+            state.workers.push(worker);
+            ("202 Accepted", json!({"status": "accepted"}))
+        }
+        ("DELETE", Some(id)) => {
+            let id = id.trim_start_matches('/').to_owned();
+            state.asked.push(format!("DELETE {id}"));
+            state.workers.retain(|w| w["id"] != json!(id));
+            ("202 Accepted", json!({"status": "accepted"}))
+        }
+        _ => ("404 Not Found", json!({})),
+    };
+    let answer = answer.to_string();
+    let length = answer.len();
+    let head =
+        format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+    // A client that leaves is its own business.
+    let _ = stream.write_all(format!("{head}{answer}").as_bytes());
+}
+
+#[test]
+fn a_worker_is_drained_through_its_router_and_put_back() {
+    let router = Router::start();
+    let site = by_script("routed", &format!("router = \"{}\"\n", router.1), |_, _| ":".into());
+    let before = read(&site.dir.join("serve.sh"));
+    // A router that does not know the server is no way to drain it: nothing is touched.
+    let (code, done, _) = run(&mut site.change(&SET));
+    assert_eq!((code, &done["state"]), (11, &json!("rolled_back")), "{done}");
+    assert!(done["reasons"].to_string().contains("among its workers"), "{done}");
+    assert_eq!((read(&site.dir.join("serve.sh")), router.asked().len()), (before, 0));
+
+    let worker = json!({"id": "w-1", "url": site.url, "worker_type": "regular", "priority": 50,
+                        "is_healthy": true});
+    router.0.lock().unwrap().workers.push(worker);
+    let (code, done, said) = run(&mut site.change(&SET));
+    assert_eq!((code, &done["state"]), (0, &json!("kept")), "{done} {said}");
+    assert_eq!(running(&site), 8);
+    let again = json!({"url": site.url, "worker_type": "regular", "priority": 50});
+    assert_eq!(router.asked(), ["DELETE w-1".to_owned(), format!("POST {again}")]);
+    let record = site.dir.join(done["record"].as_str().unwrap());
+    let journal = read(&record.join("journal.jsonl"));
+    let at = |word: &str| journal.find(word).unwrap_or_else(|| panic!("{word}: {journal}"));
+    let idle = at("\"word\":\"drained\",\"facts\":{\"router\":");
+    assert!(journal[idle..].contains("\"idle\":true"), "{journal}");
+    assert!(at("\"word\":\"drain\"") < idle && idle < at("\"word\":\"started\""), "{journal}");
+    end(site);
+}
