@@ -83,7 +83,7 @@ fn every_kind_of_damage_has_its_class_and_its_rate() {
         (Fault::Alter, &["altered", "structural"], 0.9),
         (Fault::Drop, &["altered", "structural"], 0.85),
         (Fault::Duplicate, &["altered", "structural"], 0.85),
-        (Fault::Leak, &["structural"], 0.85),
+        (Fault::Leak, &["structural"], 1.0),
         (Fault::Swap, &["swapped", "altered"], 0.7),
     ];
     for (fault, allowed, least) in cases {
