@@ -12,6 +12,8 @@ use std::process::Command;
 const ANCESTORS_MAX: usize = 4;
 /// Programs that run scripts.
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
+/// Programs that stay between a script and what it starts.
+const WRAPPERS: [&str; 6] = ["timeout", "sudo", "su", "tini", "dumb-init", "catatonit"];
 
 /// How a server was started.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +37,7 @@ pub fn discover(url: &str) -> Option<Found> {
         let launch = Launch::Systemd { unit, file: None, is_user };
         return Some(Found { launch, program: Some(program), log });
     }
-    if let Some(path) = ancestors(pid).into_iter().find_map(|p| script(p, &program)) {
+    if let Some(path) = started_by(pid, &program) {
         return Some(Found { launch: Launch::Script { path }, program: Some(program), log });
     }
     Some(Found { launch: Launch::Command { words, folder }, program: None, log })
@@ -61,6 +63,17 @@ fn ancestors(pid: i32) -> Vec<i32> {
         (parent > 1).then_some(parent)
     };
     std::iter::successors(parent(&pid), parent).take(ANCESTORS_MAX).collect()
+}
+
+/// The script that started a server: of the nearest shells above it. Above anything else - a
+/// supervisor, a test runner - stands what started that, and not the server.
+fn started_by(pid: i32, program: &str) -> Option<PathBuf> {
+    let is_between = |pid: &i32| {
+        let name = words(*pid).and_then(|w| Some(Path::new(&w[0]).file_name()?.to_owned()));
+        let name = name.as_deref().and_then(|n| n.to_str()).unwrap_or("").trim_start_matches('-');
+        SHELLS.contains(&name) || WRAPPERS.contains(&name) || name == program
+    };
+    ancestors(pid).into_iter().take_while(is_between).find_map(|p| script(p, program))
 }
 
 /// The script that a shell runs, where it speaks of the server's program: one that does not has
@@ -119,8 +132,9 @@ mod tests {
         assert_eq!(of("0::/"), None);
     }
 
-    /// A server that a script starts, and one that is started by itself, whatever script runs all of
-    /// this: that one was once taken for the server's own.
+    /// A server that a script starts, one that is started by itself, and one that stands under a
+    /// program of somebody's script which speaks of python too, as the script that runs all of this
+    /// may: that one was once taken for the server's own.
     #[test]
     fn a_server_is_traced_to_what_started_it() {
         let dir = folder("discover");
@@ -128,9 +142,13 @@ mod tests {
         let serve = "python3 -c 'import socket,sys,time; s=socket.create_server((\"127.0.0.1\", 0)); \
                      print(s.getsockname()[1], flush=True); time.sleep(60)'";
         std::fs::write(dir.join("serve.sh"), format!("#!/bin/sh\n{serve}\ntrue\n")).unwrap();
-        let by_script = vec!["sh".to_owned(), "serve.sh".to_owned()];
-        let alone = vec!["sh".to_owned(), "-c".to_owned(), format!("exec {serve}")];
-        for (words, log) in [(by_script, "by-script"), (alone, "alone")] {
+        std::fs::write(dir.join("alone.sh"), format!("exec {serve}\n")).unwrap();
+        let above = "#!/bin/sh\n# Needs python3.\necho alone.sh | xargs sh\ntrue\n";
+        std::fs::write(dir.join("above.sh"), above).unwrap();
+        let cases =
+            [("by-script", "serve.sh"), ("alone", "alone.sh"), ("under-another", "above.sh")];
+        for (log, script) in cases {
+            let words = vec!["sh".to_owned(), script.to_owned()];
             let path = dir.join(log);
             let process = start(&words, &dir, &path, &dir).unwrap();
             let begun = Instant::now();
@@ -149,7 +167,7 @@ mod tests {
                     assert_eq!(path, dir.join("serve.sh").canonicalize().unwrap());
                     assert_eq!(found.program.as_deref(), Some("python3"));
                 }
-                Launch::Command { words, folder } if log == "alone" => {
+                Launch::Command { words, folder } if log != "by-script" => {
                     // A version manager may have put the whole path there.
                     assert!(words[0].ends_with("python3") && words[1] == "-c", "{words:?}");
                     assert_eq!(folder, Some(dir.canonicalize().unwrap()));

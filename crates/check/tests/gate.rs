@@ -84,17 +84,17 @@ fn every_kind_of_damage_has_its_class_and_its_rate() {
         (Fault::Drop, &["altered", "structural"], 0.85),
         (Fault::Duplicate, &["altered", "structural"], 0.85),
         (Fault::Leak, &["structural"], 1.0),
-        (Fault::Swap, &["swapped", "altered"], 0.7),
+        (Fault::Swap, &["swapped", "altered"], 0.9),
     ];
     for (fault, allowed, least) in cases {
-        let options = Options { deterministic: Claim::No, ..some(&SPOKEN, 96) };
+        // Of an answer that the client leaves in the middle nobody sees the damage.
+        let options = Options { deterministic: Claim::No, churns: false, ..some(&SPOKEN, 96) };
         let (finding, faults) = faulty(fault, 10, &options, PATIENT);
         let corrupted = finding.tally().corrupted;
         assert!(faults >= 10, "{fault:?}: {faults} faults");
-        // Some fall on an abort, on a word that no one is told the letters of, or on a code that
-        // is too short to tell whose it is.
+        // Some fall on a word that no one is told the letters of.
         let seen = corrupted as f64 / faults as f64;
-        assert!(seen >= least - 0.25, "{fault:?}: {corrupted} of {faults}");
+        assert!(seen >= least, "{fault:?}: {corrupted} of {faults}");
         assert!(corrupted <= faults, "{fault:?}: {corrupted} of {faults}");
         let found = classes(&finding);
         assert!(found.iter().all(|c| allowed.contains(c)), "{fault:?}: {found:?}");

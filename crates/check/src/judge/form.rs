@@ -63,9 +63,11 @@ fn broken_call(calls: &[Call]) -> Option<Structural> {
         if call.name != "report" {
             return Some(Structural::NotOffered { name: excerpt(&call.name) });
         }
-        arguments(&call.arguments)
-            .is_none()
-            .then(|| Structural::Arguments { found: excerpt(&call.arguments) })
+        match arguments(&call.arguments) {
+            None => Some(Structural::Arguments { found: excerpt(&call.arguments) }),
+            // Well-formed arguments may hold what belongs in no text.
+            Some((key, value)) => text_fault(&key).or_else(|| text_fault(&value)),
+        }
     })
 }
 

@@ -77,7 +77,11 @@ pub fn judge(reply: &Reply, known: Knowledge<'_>) -> Verdict {
     let verdict = match known.want {
         Want::Calls(calls) => judge_calls(reply, calls, known),
         Want::Codes(codes) => judge_codes(reply, codes, known),
-        Want::Words => Verdict::Ok,
+        // Anything will do, but another session's code.
+        Want::Words => match stranger(&all_codes(reply), "", known) {
+            Some(swapped) => Verdict::Corrupted(swapped),
+            None => Verdict::Ok,
+        },
     };
     match (verdict, known.alone) {
         (verdict @ Verdict::Corrupted(_), _) => verdict,

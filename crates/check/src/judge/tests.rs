@@ -56,6 +56,40 @@ fn class(verdict: &Verdict) -> &'static str {
     verdict.corruption().map_or(verdict.class(), Corruption::class)
 }
 
+/// Once taken for a code that the model invented: the arguments are well-formed JSON.
+#[test]
+fn a_special_token_inside_a_calls_arguments_is_markup() {
+    let mut seen = 0;
+    each(|session, want, mut reply, registry| {
+        let Some(call) = reply.calls.last_mut() else { return };
+        let (key, value) = form::arguments(&call.arguments).unwrap();
+        let (begin, end) = value.split_at(value.len() / 2);
+        let value = format!("{begin}<|im_end|>{end}");
+        call.arguments = serde_json::json!({"key": key, "value": value}).to_string();
+        let verdict = judge(&reply, known(session, want, registry, None, false));
+        assert_eq!(class(&verdict), "structural", "{verdict:?}");
+        seen += 1;
+    });
+    assert!(seen > 20, "{seen}");
+}
+
+/// Once right, whatever it said.
+#[test]
+fn another_session_s_code_is_swapped_where_any_words_would_do() {
+    let sessions = sessions();
+    let registry = Registry::of(&sessions);
+    let code = |s: &Session| s.codes.iter().find(|c| c.len() >= 8).cloned();
+    let theirs = code(&sessions[1]).unwrap();
+    let steps = || sessions[0].steps.iter().chain(sessions.iter().flat_map(|s| &s.steps));
+    let reply = Reply { text: format!("It is {theirs}."), ..Reply::default() };
+    assert!(steps().any(|s| matches!(s.want, Want::Words)));
+    let verdict = judge(&reply, known(&sessions[0], &Want::Words, &registry, None, false));
+    assert_eq!(class(&verdict), "swapped", "{verdict:?}");
+    let own = Reply { text: code(&sessions[0]).unwrap(), ..Reply::default() };
+    let verdict = judge(&own, known(&sessions[0], &Want::Words, &registry, None, false));
+    assert_eq!(verdict, Verdict::Ok);
+}
+
 #[test]
 fn clean_transcripts_never_alarm() {
     let mut judged = 0;

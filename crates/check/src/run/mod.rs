@@ -270,7 +270,8 @@ impl Run {
             self.waves += 1;
             let name = format!("wave {}, {} sessions at once", self.waves, ids.len());
             self.bench.phase(&name, steps(&self.bench, &ids));
-            let manner = Manner::crowd(ids.len());
+            let churns = self.options.churns;
+            let manner = Manner { churns, ..Manner::crowd(ids.len()) };
             self.answers.extend(wave(&self.bench, self.waves, &ids, &manner).await);
             if self.bench.stop.is_stopped() || !self.goes_on(began.elapsed()) {
                 return;

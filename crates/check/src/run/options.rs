@@ -60,6 +60,8 @@ pub struct Options {
     pub seed: u64,
     /// How much is done.
     pub profile: Profile,
+    /// Whether sessions arrive in bursts and some requests are left in the middle of their stream.
+    pub churns: bool,
     /// The kinds of sessions; empty: those that the model can do.
     pub kinds: Vec<Kind>,
     /// Whether answers are compared with those alone, text for text.
@@ -119,6 +121,7 @@ impl Options {
             sizes: Sizes { context_tokens: 320, rounds, answer_tokens_max: 2000 },
             seed: 1,
             profile,
+            churns: true,
             kinds: Vec::new(),
             deterministic: Claim::Auto,
             calibrations: 0,

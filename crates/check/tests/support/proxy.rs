@@ -14,7 +14,8 @@ use std::time::Duration;
 /// What is done to an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Another session's answer comes instead.
+    /// Another session's answer comes instead, one that tells a code of it. (A tag of four symbols
+    /// is too short to tell a stranger's from one that a model made up.)
     Swap,
     /// One symbol of a code is another.
     Alter,
@@ -245,10 +246,12 @@ fn damage(
     }
     let done = match shared.plan.fault {
         Fault::Swap => {
-            let calls = String::from_utf8_lossy(&body).contains("\"arguments\"");
+            let form = (streamed, String::from_utf8_lossy(&body).contains("\"arguments\""));
             let mut last = shared.last.lock().unwrap();
-            let other = last.insert((streamed, calls), (asker(&request), body.clone()));
-            let other = other.filter(|(who, _)| due && *who != asker(&request));
+            let other = last.get(&form).filter(|(who, _)| due && *who != asker(&request)).cloned();
+            if tells_a_code(&said(&body, streamed)) {
+                last.insert(form, (asker(&request), body.clone()));
+            }
             other.map(|(_, other)| body = other).is_some()
         }
         Fault::Error if due => {
@@ -315,6 +318,21 @@ fn addition(chunk: &mut Value) -> Option<&mut Value> {
     let arguments =
         delta.get_mut("tool_calls")?.get_mut(0)?.get_mut("function")?.get_mut("arguments")?;
     arguments.as_str().is_some_and(|t| !t.is_empty()).then_some(arguments)
+}
+
+/// All that an answer says, its calls' arguments included.
+fn said(body: &[u8], streamed: bool) -> String {
+    let text = String::from_utf8_lossy(body);
+    if !streamed {
+        return text.into_owned();
+    }
+    let chunk = |event: &str| serde_json::from_str::<Value>(event.strip_prefix("data: ")?).ok();
+    let added = |mut chunk: Value| addition(&mut chunk)?.as_str().map(str::to_owned);
+    text.split("\n\n").filter_map(chunk).filter_map(added).collect()
+}
+
+fn tells_a_code(text: &str) -> bool {
+    text.as_bytes().split(|b| !is_symbol(*b)).any(|run| run.len() >= 6)
 }
 
 fn edit_stream(shared: &Shared, text: &str) -> Option<String> {
