@@ -1,7 +1,7 @@
 //! What the audit costs: one engine runs the same steps at one `audit.rate` after the other.
 //!
 //! ```text
-//! cargo xtask bench audit [MODEL.gguf] [decode-1|decode-16|prefill] [cpu] [ROUNDS]
+//! cargo xtask bench audit [MODEL.gguf] [decode-1|decode-16|prefill] [cpu] [paired] [ROUNDS]
 //! ```
 //!
 //! A round is one chunk of steps at every rate, back to back in another order each time, so that a
@@ -13,6 +13,11 @@
 //!
 //! With `cpu`, one thread computes and its time on the CPU is what is compared, so that jobs of
 //! others on the same machine are in the figures only as far as they slow memory and caches.
+//!
+//! With `paired`, only `off`, `off again` and the default take turns, in chunks in which each row
+//! fills a page of 32 tokens: more rounds in the same time, and in each of them all that the default
+//! does but its twins. Sweeps may make up for the time in which they were off, so that it is the
+//! dearer of the two readings.
 //!
 //! What is smaller than that noise is counted: the engine takes the time of its step thread in
 //! each part of the audit (`lockstep_audit_seconds_total`). Some seconds at the default rate give
@@ -51,6 +56,9 @@ const RATES: [(&str, u32); 5] =
 
 /// Rounds that requests last; then new ones begin, at their prompt's length.
 const ROUNDS_OF_A_LOAD: usize = 10;
+
+/// Tokens of a page.
+const PAGE_TOKENS: u32 = 32;
 
 /// How long the default rate is looked at.
 const STEADY_S: f64 = 8.0;
@@ -120,15 +128,15 @@ impl Engine {
         self.handle.submit(request, Box::new(Silent)).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// A load that lasts for [`ROUNDS_OF_A_LOAD`] rounds.
-    fn begin(&mut self, scenario: &Scenario) {
+    /// A load that lasts for [`ROUNDS_OF_A_LOAD`] rounds of all rates.
+    fn begin(&mut self, scenario: &Scenario, rates: usize) {
         if scenario.prefill {
             self.submit(scenario.prompt, 1);
             return self.turns(1);
         }
         // Prefill, and some steps to warm up.
         let warm = 1 + scenario.rows as u32 + scenario.steps / 2;
-        let steps = ROUNDS_OF_A_LOAD as u32 * RATES.len() as u32 * scenario.steps;
+        let steps = (ROUNDS_OF_A_LOAD * rates) as u32 * scenario.steps;
         for _ in 0..scenario.rows {
             self.submit(scenario.prompt, warm + steps + 1);
         }
@@ -251,25 +259,29 @@ impl Counts {
     }
 }
 
-fn measure(path: &Path, scenario: &Scenario, rounds: usize, threads: u32) {
+fn measure(path: &Path, scenario: &Scenario, rounds: usize, threads: u32, paired: bool) {
+    let rates = if paired { &RATES[..3] } else { &RATES[..] };
     let mut engine = Engine::new(path, threads);
-    engine.begin(scenario);
+    engine.begin(scenario, rates.len());
     let mut counts = [Counts::default(); RATES.len()];
     let mut all = Vec::new();
     for round in 0..rounds {
         if round > 0 && round % ROUNDS_OF_A_LOAD == 0 {
             engine.end();
-            engine.begin(scenario);
+            engine.begin(scenario, rates.len());
         }
-        let mut chunks = vec![(0.0, false); RATES.len()];
-        for i in order(round as u64, RATES.len()) {
+        let mut chunks = vec![(0.0, false); rates.len()];
+        for i in order(round as u64, rates.len()) {
             let before = engine.handle.status().audit;
-            chunks[i] = engine.chunk(scenario, RATES[i].1);
+            chunks[i] = engine.chunk(scenario, rates[i].1);
             counts[i].add(&before, &engine.handle.status().audit);
         }
         all.push(chunks);
     }
     let off = compare(scenario, &counts, &all);
+    if paired {
+        return;
+    }
     let [_, _, _, every_2nd, every] = counts;
     let twin_ms = (every_2nd.twin_s + every.twin_s) / (every_2nd.twins + every.twins) as f64 * 1e3;
     engine.end();
@@ -281,7 +293,8 @@ fn compare(scenario: &Scenario, counts: &[Counts], rounds: &[Vec<(f64, bool)>]) 
     let off = median(&mut rounds.iter().map(|r| r[0].0).collect::<Vec<_>>());
     println!("{}, {} rounds: {off:.3} ms a step with the audit off", scenario.name, rounds.len());
     let steps = rounds.len() as u64 * u64::from(scenario.steps);
-    for (i, (name, _)) in RATES.iter().enumerate().skip(1) {
+    let rates = rounds.first().map_or(0, Vec::len);
+    for (i, (name, _)) in RATES[..rates].iter().enumerate().skip(1) {
         let Counts { closed, bytes, twins, .. } = counts[i];
         println!(
             "  {name:>10}: {} a step; {twins} twins in {steps} steps, {closed} pages closed, \
@@ -295,7 +308,7 @@ fn compare(scenario: &Scenario, counts: &[Counts], rounds: &[Vec<(f64, bool)>]) 
 
 /// Some seconds at the default rate: what the engine says that it spent.
 fn steady(engine: &mut Engine, scenario: &Scenario, off: f64, twin_ms: f64) {
-    engine.begin(scenario);
+    engine.begin(scenario, RATES.len());
     engine.steps.audit_at(RATES[2].1);
     let before = engine.handle.status().audit;
     let (start, mut steps) = (Instant::now(), 0u32);
@@ -347,10 +360,13 @@ fn main() {
     let path = model.unwrap_or_else(|| home().join(known));
     let threads = u32::from(args.iter().any(|a| a == "cpu"));
     let rounds = args.iter().find_map(|a| a.parse().ok()).unwrap_or(25);
-    for scenario in &SCENARIOS {
+    let paired = args.iter().any(|a| a == "paired");
+    for scenario in SCENARIOS {
+        let steps = if paired && !scenario.prefill { PAGE_TOKENS } else { scenario.steps };
+        let scenario = &Scenario { steps, ..scenario };
         let named = args.iter().any(|a| SCENARIOS.iter().any(|s| s.name == a));
         if !named || args.iter().any(|a| a == scenario.name) {
-            measure(&path, scenario, rounds, threads);
+            measure(&path, scenario, rounds, threads, paired);
         }
     }
 }
