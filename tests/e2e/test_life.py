@@ -56,7 +56,8 @@ class Life(unittest.TestCase):
         until(lambda: probes.status(self.server)["running"] == 0)
         after = probes.status(self.server)
         self.assertEqual(after["counters"]["cancelled"], before["counters"]["cancelled"] + 1)
-        self.assertEqual(after["pools"][0]["pages_used"], 0)
+        # Canary steps of the first generation have pages of their own as long as they run.
+        until(lambda: probes.status(self.server)["pools"][0]["pages_used"] == 0)
 
     def test_refusals_say_what_would_work(self):
         for body, status, word in [

@@ -54,7 +54,9 @@ fn counts_are_the_servers() {
     ]);
     let after = counters();
     let words = String::from_utf8_lossy(&out.stdout);
-    assert!(out.status.code() == Some(0), "{words}{}", String::from_utf8_lossy(&out.stderr));
+    // 2 where the interval of two runs is wide, which is for the machine to say.
+    let code = out.status.code();
+    assert!(matches!(code, Some(0 | 2)), "{words}{}", String::from_utf8_lossy(&out.stderr));
     assert!(words.contains("TTFT ms") && words.contains("client"), "{words}");
     let points = lines(&json);
     assert_eq!(points.len(), 2);

@@ -308,7 +308,7 @@ pub const KNOBS: &[Knob] = &[
         "generations.verify-first",
         "verify-first",
         Flag,
-        "false",
+        "true",
         Process,
         "Verify the buckets of the first generation while it serves: canary steps between others."
     ),
