@@ -9,7 +9,8 @@ For every drill that a server can serve (`serve --lab-drill list`) a server with
 started afresh for each seed and rate and checked, and its clean twin, the same server without the
 drill. Seeds are the outer loop, so that a run that is ended early has as many seeds of every drill.
 Each check adds a line to the file of results, and what is in it already is not done again;
-the page is made from that file alone.
+the page is made from that file alone, or with --amend from an earlier page and the file: a drill
+that is in the file has its row from there, and the page says which those are.
 
 Only the standard library is used.
 """
@@ -163,19 +164,73 @@ def often(rate):
     return "every step" if float(rate) == 1 else f"one step in {1 / float(rate):g}"
 
 
-def table(runs, rate):
-    """The rows of a rate, the twin last."""
-    of = {}
+def tables(runs):
+    """Rows by rate and drill, as cells, the twin last."""
+    made = {}
+    for rate in sorted({run["rate"] for run in runs}, key=float, reverse=True):
+        of = {}
+        for run in runs:
+            if run["rate"] == rate:
+                of.setdefault(run["drill"], []).append(run)
+        live = sorted(name for name in of if name != TWIN)
+        made[rate] = {name: cells(row(name, of[name])) for name in [*live, *(n for n in of if n == TWIN)]}
+    return made
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def earlier(path):
+    """Rows by rate and drill of a page that was written before, and why nothing could be judged."""
+    made, failed, rows = {}, {}, {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## In "):
+            words = line.removeprefix("## In ")
+            rate = "1" if words == "every step" else f"{1 / float(words.split()[-1]):g}"
+            rows = made.setdefault(rate, {})
+        elif line.startswith("| `"):
+            row_cells = cells(line)
+            rows[row_cells[0].strip("`")] = row_cells
+        elif line.startswith("- `") and ": error: " in line:
+            names, why = line.removeprefix("- ").split(": ", 1)
+            failed.setdefault(why, set()).update(n.strip("`") for n in names.split(", "))
+    return made, failed
+
+
+def section(rows, rate):
+    """A rate's table."""
+    live = [name for name in rows if name != TWIN]
+    each = sorted({runs_of(rows[name]) for name in live})
+    found = sum("**" in rows[name][2] for name in live)
+    lines = [f"| {' | '.join(row)} |" for row in rows.values()]
+    return [f"## In {often(rate)}", "", f"{found} of {len(live)} found in at least one of "
+            f"{'-'.join(map(str, each))} runs.", "", HEAD, "|---" * 10 + "|", *lines, ""]
+
+
+def runs_of(row_cells):
+    """How many runs a row is of: those that could be judged and the others."""
+    judged = row_cells[2].strip("*").partition("/")[2]
+    return int(judged or 0) + int(row_cells[9] or 0)
+
+
+def merged(args, runs):
+    """All rows, why nothing could be judged, and which drills were measured later than the rest."""
+    made, failed = tables(runs), {}
     for run in runs:
-        if run["rate"] == rate:
-            of.setdefault(run["drill"], []).append(run)
-    live = sorted(name for name in of if name != TWIN)
-    counts = {len(of[name]) for name in live}
-    each = "-".join(str(n) for n in sorted(counts))
-    rows = [row(name, of[name]) for name in live + [n for n in of if n == TWIN]]
-    found = sum(any(run.get("conclusion") == "corrupted" for run in of[name]) for name in live)
-    return [f"## In {often(rate)}", "", f"{found} of {len(live)} found in at least one of {each} runs.", "",
-            HEAD, "|---" * 10 + "|", *rows, ""]
+        if "failed" in run:
+            failed.setdefault(run["failed"].split("; the first: ")[-1], set()).add(run["drill"])
+    if not args.amend:
+        return made, failed, []
+    old, old_failed = earlier(args.amend)
+    later = sorted({run["drill"] for run in runs} - {TWIN})
+    for rate, rows in made.items():
+        twin = old[rate].pop(TWIN)
+        kept = {**old[rate], **{name: row_cells for name, row_cells in rows.items() if name != TWIN}}
+        old[rate] = {name: kept[name] for name in sorted(kept)} | {TWIN: twin}
+    for why, names in failed.items():
+        old_failed.setdefault(why, set()).update(names)
+    return old, old_failed, later
 
 
 def page(args):
@@ -184,14 +239,17 @@ def page(args):
     if not heads or not runs:
         sys.exit(f"{args.results} holds no results")
     head = heads[0]["head"]
-    live = {run["drill"] for run in runs} - {TWIN}
-    found = {run["drill"] for run in runs if run.get("conclusion") == "corrupted"} - {TWIN}
-    loud = {run["drill"] for run in runs if "failed" in run or run["answers"]["errors"]}
-    loud -= found | {TWIN}
-    hit = {run["drill"] for run in runs if (run.get("strikes") or [0])[0]}
+    made, failed, later = merged(args, runs)
+    every = [(name, row_cells) for rows in made.values() for name, row_cells in rows.items() if name != TWIN]
+    live = {name for name, _ in every}
+    found = {name for name, row_cells in every if "**" in row_cells[2]}
+    loud = {name for name, row_cells in every if row_cells[7] or row_cells[9]} - found
+    hit = {name for name, row_cells in every if not row_cells[1].startswith("0 ")}
     silent, idle = sorted((live & hit) - found - loud), sorted(live - hit)
-    twins = [run for run in runs if run["drill"] == TWIN and "failed" not in run]
-    alarms = sum(run["conclusion"] == "corrupted" for run in twins)
+    twins = [rows[TWIN][2].strip("*").split("/") for rows in made.values()]
+    if later:
+        twins += [rows[TWIN][2].strip("*").split("/") for rows in tables(runs).values()]
+    alarms, of = (sum(int(twin[at]) for twin in twins) for at in (0, 1))
     seeds = [run["seed"] for run in runs]
     lines = [
         "# Drills, seen by the gate",
@@ -199,7 +257,7 @@ def page(args):
         f"What [`lockstep check`](check.md) notices, over HTTP alone, of each fault of "
         f"[drills.md](drills.md) that a server can serve: {len(found)} of {len(live)} are found as "
         f"corruption, {len(loud)} more end in errors or no answer at all, and clean twins raised "
-        f"{alarms} alarms in {len(twins)} runs.",
+        f"{alarms} alarms in {of} runs.",
         "",
         f"Not seen: {quoted(silent) or 'none'}, whose strikes changed no answer of these sessions; and "
         f"{quoted(idle) or 'none'}, which found nothing to hit in this model's steps.",
@@ -211,8 +269,10 @@ def page(args):
         "this page.",
         "",
     ]
-    for rate in sorted({run["rate"] for run in runs}, key=float, reverse=True):
-        lines += table(runs, rate)
+    if later:
+        lines += [f"Measured later than the others, beside clean twins of their own: {quoted(later)}.", ""]
+    for rate, rows in made.items():
+        lines += section(rows, rate)
     lines += [
         "*found*: runs whose conclusion was corruption, of those that could be judged. *Right alone*: "
         "requests that were right one at a time, before the load. A fault that hits those too leaves "
@@ -220,10 +280,6 @@ def page(args):
         "and in a crowd. *Errors*: under load, answers that were an error instead; the engine stops at "
         "a logit that is no number. *Nothing to judge*: runs in which not one answer came alone.",
     ]
-    failed = {}
-    for run in runs:
-        if "failed" in run:
-            failed.setdefault(run["failed"].split("; the first: ")[-1], set()).add(run["drill"])
     if failed:
         lines += ["", "Why nothing could be judged:", ""]
         for why, of_drills in sorted(failed.items()):
@@ -247,6 +303,8 @@ def main():
     parser.add_argument("--only", action="append")
     parser.add_argument("--results", type=Path, required=True, help="a file of JSON lines, added to")
     parser.add_argument("--page", help="write the page from the results to this file")
+    parser.add_argument("--amend", type=Path,
+                        help="keep the rows of this earlier page for drills that the results lack")
     args = parser.parse_args()
     if args.lockstep:
         measure(args)

@@ -96,6 +96,23 @@ class Gate(unittest.TestCase):
                 with self.subTest(fault=fault, answers=report["answers"]):
                     self.judge_loss(fault, report, put_in)
 
+            if every:
+                with Faults(peer.port, "leak", ONE_IN, calibrated) as proxy:
+                    code, report = check(proxy.url, *flags, "--isolate")
+                with self.subTest(ladder=report["ladder"]):
+                    self.judge_ladder(code, report["ladder"])
+
+    def judge_ladder(self, code, ladder):
+        """The proxy damages chats alone: /v1/completions is the change that removes it."""
+        self.assertEqual(code, 1)
+        for rung in ladder:
+            print(f"note: {rung['change']}: {rung['words']}", flush=True)
+        removing = [rung["change"] for rung in ladder if rung["removes"]]
+        self.assertEqual(len(removing), 1, removing)
+        self.assertIn("/v1/completions in place of chat (as text of the server's own", removing[0])
+        words = {rung["change"]: rung["words"] for rung in ladder}
+        self.assertIn("GGML_CUDA_DISABLE_GRAPHS=1", words["every step op by op (eager)"])
+
     def judge_damage(self, fault, code, report, put_in):
         """Found, in its class, and as often as it was put in."""
         classes, shown = DAMAGES[fault]

@@ -13,9 +13,12 @@ use lockstep_check::Stop;
 use lockstep_check::client::{Client, Target, Timeouts};
 use lockstep_check::coverage::Source;
 use lockstep_check::dialogue::{Kind, make};
+use lockstep_check::isolate::Rung;
 use lockstep_check::judge::Verdict;
 use lockstep_check::report;
-use lockstep_check::run::{Claim, Conclusion, Finding, Options, Profile, Progress, Watch, check};
+use lockstep_check::run::{
+    Answer, Claim, Conclusion, Finding, Options, Profile, Progress, Watch, check,
+};
 use proxy::{Fault, Plan};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,13 +45,36 @@ const PATIENT: Duration = Duration::from_secs(120);
 /// The finding with a fault in one of `one_in` answers, and how many were put in. The fault begins
 /// after the calibration, which asks for every answer alone, twice.
 fn faulty(fault: Fault, one_in: u64, options: &Options, timeout: Duration) -> (Finding, u64) {
+    let upstream = clerk::start(Clerk::default());
+    let (finding, faults) = faulty_by(&upstream, fault, one_in, options, timeout);
+    assert_eq!(finding.calibrated.0, finding.calibrated.1, "the clerk knows everything");
+    (finding, faults)
+}
+
+/// The same at a clerk of another kind.
+fn faulty_at(clerk: Clerk, fault: Fault, one_in: u64, options: &Options) -> (Finding, u64) {
+    faulty_by(&clerk::start(clerk), fault, one_in, options, PATIENT)
+}
+
+fn rung<'a>(finding: &'a Finding, change: &str) -> &'a Rung {
+    let found = finding.ladder.iter().find(|r| r.change.starts_with(change));
+    found.unwrap_or_else(|| panic!("{change} is no rung of {:?}", finding.ladder))
+}
+
+fn faulty_by(
+    upstream: &str,
+    fault: Fault,
+    one_in: u64,
+    options: &Options,
+    timeout: Duration,
+) -> (Finding, u64) {
     let kind = |id: u32| options.kinds[(id / 4) as usize % options.kinds.len()];
     let steps = |id| make(options.seed, id, kind(id), options.sizes).steps.len() as u64;
     let requests: u64 = (0..options.sessions).map(steps).sum();
     let plan = Plan { fault, one_in, after: 2 * requests, seed: 5 };
-    let proxy = proxy::start(&clerk::start(Clerk::default()), plan).unwrap();
+    let proxy = proxy::start(upstream, plan).unwrap();
     let finding = run(&proxy.address, options, timeout);
-    assert_eq!(finding.calibrated, (requests, requests));
+    assert_eq!(finding.calibrated.0, requests);
     (finding, proxy.faults())
 }
 
@@ -158,6 +184,27 @@ fn a_weak_model_is_no_corruption() {
     let finding = run(&url, &Options { deterministic: Claim::No, ..options(24) }, PATIENT);
     let Conclusion::Inconclusive { why } = finding.conclude() else { panic!() };
     assert!(why[0].contains("answers count"), "{why:?}");
+}
+
+/// What a model cannot do it fails at in the same words: damage to these is seen where the server
+/// tells that the model was sure of them, and held against nobody else.
+#[test]
+fn damage_to_a_wrong_answer_is_seen_where_the_model_was_sure_of_it() {
+    let kinds = some(&[Kind::Lookup, Kind::Echo], 48);
+    let options = Options { deterministic: Claim::No, churns: false, ..kinds };
+    let in_wrong = |finding: &Finding| {
+        let is = |a: &&Answer| !a.is_evidence && a.verdict.corruption().is_some();
+        finding.answers.iter().filter(is).count()
+    };
+    for (tells_p, is_seen) in [(0.999, true), (0.6, false), (0.0, false), (1.0, false)] {
+        let clerk = Clerk { forgets_one_in: 2, tells_p, ..Clerk::default() };
+        let (finding, faults) = faulty_at(clerk, Fault::Alter, 6, &options);
+        assert!(finding.calibrated.1 < finding.calibrated.0 && faults > 5);
+        assert_eq!(in_wrong(&finding) > 0, is_seen, "{tells_p}: {}", report::summary(&finding));
+    }
+    let sound = Clerk { forgets_one_in: 2, tells_p: 0.999, ..Clerk::default() };
+    let finding = run(&format!("http://{}", clerk::start(sound)), &options, PATIENT);
+    assert_eq!(finding.tally().corrupted, 0, "{}", report::summary(&finding));
 }
 
 /// A model that stumbles now and then, alone as in a crowd, is not worse in a crowd.
@@ -276,19 +323,68 @@ fn what_was_found_before_the_end_is_kept_and_replayed() {
     assert_eq!(again.only, finding.corrupted_sessions().into_iter().collect::<Vec<_>>());
 }
 
-/// The ladder says of each change what it does: damage that needs a crowd goes with the crowd.
+/// Damage that is put in behind `/v1/chat/completions` alone goes with that endpoint, whoever writes
+/// the prompts, and with nothing else; what could not be tried says why.
 #[test]
 fn the_ladder_names_the_change_that_removes_the_damage() {
     let options = Options { isolate: true, deterministic: Claim::No, ..some(&[Kind::Report], 32) };
-    let (finding, _) = faulty(Fault::Swap, 4, &options, PATIENT);
-    let rung = |change: &str| finding.ladder.iter().find(|r| r.change.starts_with(change)).unwrap();
-    assert!(!rung("nothing").removes(), "{}", rung("nothing").words());
-    assert!(
-        rung("every step op by op").words().contains("cannot be changed"),
-        "{:?}",
-        finding.ladder
+    for (tokenizes, how) in [(true, "as token ids"), (false, "in words")] {
+        let clerk = Clerk { tokenizes, ..Clerk::default() };
+        let (finding, _) = faulty_at(clerk, Fault::Swap, 4, &options);
+        let rung = |change: &str| rung(&finding, change);
+        let plain = rung("/v1/completions");
+        assert!(plain.removes(), "{}: {}", plain.change, plain.words());
+        assert!(plain.change.contains(how) && plain.change.contains("call a tool"), "{plain:?}");
+        let others =
+            ["nothing", "one session", "no prefix", "no streams", "no aborts", "a quarter"];
+        for change in others {
+            assert!(!rung(change).removes(), "{change}: {}", rung(change).words());
+        }
+        for (change, why) in [
+            ("as many sessions", "does not tell its buckets"),
+            ("every step op by op", "cannot be changed"),
+            ("one lane", "cannot be changed"),
+            ("another type of index keys", "cannot be changed"),
+            ("another way to the model", "--other-url"),
+        ] {
+            assert!(rung(change).words().contains(why), "{}", rung(change).words());
+        }
+        assert_eq!(finding.ladder.len(), 12);
+        let said = report::summary(&finding);
+        assert!(finding.ladder.iter().all(|r| said.contains(&r.change)), "{said}");
+    }
+}
+
+/// Where the server takes no prompts, or all damage is in what no prompt can ask for, the rung says
+/// so in place of a result.
+#[test]
+fn a_rung_that_cannot_be_tried_says_why() {
+    let options = Options { isolate: true, deterministic: Claim::No, ..some(&[Kind::Echo], 32) };
+    let (finding, _) = faulty_at(
+        Clerk { only_chats: true, slots: 4, ..Clerk::default() },
+        Fault::Alter,
+        4,
+        &options,
     );
-    assert!(finding.ladder.len() >= 9);
+    let words = rung(&finding, "/v1/completions").words();
+    assert!(words.contains("not tried") && words.contains("404"), "{words}");
+    let words = rung(&finding, "every step op by op").words();
+    assert!(words.contains("GGML_CUDA_DISABLE_GRAPHS=1") && words.contains("--replay"), "{words}");
+    assert!(!rung(&finding, "as many sessions").words().contains("not tried"));
+}
+
+/// Another prompt has another answer: that it was not compared was once taken for the cure.
+#[test]
+fn a_difference_to_the_answer_alone_is_not_removed_by_another_prompt() {
+    let options = Options { isolate: true, deterministic: Claim::Yes, ..some(&[Kind::Echo], 32) };
+    let takes = Duration::from_millis(5);
+    let clerk = Clerk { chats_one_in: 3, takes, ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(clerk));
+    let finding = run(&url, &options, PATIENT);
+    assert_eq!(classes(&finding), BTreeSet::from(["divergent"]));
+    let words = rung(&finding, "no prefix").words();
+    assert!(words.contains("not tried") && words.contains("other answers"), "{words}");
+    assert!(!rung(&finding, "nothing").removes() && rung(&finding, "one session").removes());
 }
 
 #[test]

@@ -1,17 +1,29 @@
 //! A decode log in SGLang's words: how many requests ran in a step, and whether it was captured.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes that are read of a log at once.
+/// Bytes that are read of a log at once, and that wait to be read of one that is a pipe.
 const READ_BYTES_MAX: u64 = 8 << 20;
+/// Before the name of a unit of systemd, whose journal is followed.
+const JOURNAL: &str = "journal:";
 
 /// A log that is being written.
 #[derive(Debug)]
 pub struct DecodeLog {
-    file: File,
+    source: Source,
     rest: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// A file that grows.
+    File(File),
+    /// A pipe, or what a program writes, read by a thread of its own.
+    Pipe { come: Arc<Mutex<Vec<u8>>>, program: Option<Child> },
 }
 
 /// One line.
@@ -24,31 +36,100 @@ pub struct DecodeLine {
 }
 
 impl DecodeLog {
-    /// Opens a log and skips what is in it.
-    pub fn open(path: &Path) -> std::io::Result<DecodeLog> {
-        let mut file = File::open(path)?;
-        file.seek(SeekFrom::End(0))?;
-        Ok(DecodeLog { file, rest: Vec::new() })
+    /// Opens a log and skips what is in it: a file, a pipe, or with `journal:UNIT` the journal of
+    /// a unit of systemd.
+    pub fn open(path: &Path) -> io::Result<DecodeLog> {
+        let source = match path.to_str().and_then(|p| p.strip_prefix(JOURNAL)) {
+            Some(unit) => journal(unit)?,
+            None if std::fs::metadata(path)?.is_file() => {
+                let mut file = File::open(path)?;
+                file.seek(SeekFrom::End(0))?;
+                Source::File(file)
+            }
+            None => {
+                let path = PathBuf::from(path);
+                // Who opens a pipe waits for its writer.
+                pipe(move || File::open(path), None)
+            }
+        };
+        Ok(DecodeLog { source, rest: Vec::new() })
     }
 
     /// Skips what has come until now.
     pub fn skip(&mut self) {
         self.rest.clear();
-        // Where that fails, what was there is read as if it were new.
-        let _ = self.file.seek(SeekFrom::End(0));
+        match &mut self.source {
+            // Where that fails, what was there is read as if it were new.
+            Source::File(file) => drop(file.seek(SeekFrom::End(0))),
+            Source::Pipe { come, .. } => {
+                come.lock().unwrap_or_else(PoisonError::into_inner).clear()
+            }
+        }
     }
 
     /// The lines that have come since; a log that cannot be read has none.
     pub fn lines(&mut self) -> Vec<DecodeLine> {
-        let mut bytes = Vec::new();
-        if (&mut self.file).take(READ_BYTES_MAX).read_to_end(&mut bytes).is_err() {
-            return Vec::new();
-        }
+        let bytes = match &mut self.source {
+            Source::File(file) => {
+                let mut bytes = Vec::new();
+                if file.take(READ_BYTES_MAX).read_to_end(&mut bytes).is_err() {
+                    return Vec::new();
+                }
+                bytes
+            }
+            Source::Pipe { come, .. } => {
+                core::mem::take(&mut *come.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        };
         self.rest.extend(bytes);
         let Some(end) = self.rest.iter().rposition(|b| *b == b'\n') else { return Vec::new() };
         let whole: Vec<u8> = self.rest.drain(..=end).collect();
         String::from_utf8_lossy(&whole).lines().filter_map(parse).collect()
     }
+}
+
+impl Drop for DecodeLog {
+    fn drop(&mut self) {
+        if let Source::Pipe { program: Some(program), .. } = &mut self.source {
+            // It may have ended by itself.
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
+/// What a unit writes from now on.
+fn journal(unit: &str) -> io::Result<Source> {
+    let mut command = Command::new("journalctl");
+    command.args(["--follow", "--lines=0", "--output=cat", "--unit", unit]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut program = command
+        .spawn()
+        .map_err(|e| io::Error::new(e.kind(), format!("journalctl does not start: {e}")))?;
+    let output = program.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    Ok(pipe(move || Ok(output), Some(program)))
+}
+
+/// Reads until the writer ends. What nobody takes in time is dropped, the oldest first: of a log
+/// what runs now counts.
+fn pipe<R: Read>(
+    open: impl FnOnce() -> io::Result<R> + Send + 'static,
+    program: Option<Child>,
+) -> Source {
+    let come = Arc::new(Mutex::new(Vec::new()));
+    let shared = Arc::clone(&come);
+    std::thread::spawn(move || {
+        let Ok(mut from) = open() else { return };
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            let mut come = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            if come.len() as u64 > READ_BYTES_MAX {
+                come.clear();
+            }
+            come.extend_from_slice(&buffer[..n]);
+        }
+    });
+    Source::Pipe { come, program }
 }
 
 /// A line of the log; `None` for any other line.
@@ -96,5 +177,26 @@ mod tests {
         log.skip();
         assert_eq!(log.lines(), []);
         std::fs::remove_file(path).unwrap();
+    }
+    /// `--decode-log <(journalctl -fu UNIT -o cat)` once could not be opened: a pipe has no end.
+    #[test]
+    fn a_pipe_is_read_like_a_file() {
+        let (end, mut writer) = io::pipe().unwrap();
+        let mut log = DecodeLog { source: pipe(move || Ok(end), None), rest: Vec::new() };
+        let mut next = || loop {
+            let lines = log.lines();
+            if !lines.is_empty() {
+                return lines;
+            }
+            std::thread::yield_now();
+        };
+        write!(writer, "Decode batch, #running-req: 5, cuda gr").unwrap();
+        writeln!(writer, "aph: True\nDecode batch, #running-req: 6, cuda graph: False").unwrap();
+        let mut lines = next();
+        while lines.len() < 2 {
+            lines.extend(next());
+        }
+        let line = |running, is_captured| DecodeLine { running, is_captured: Some(is_captured) };
+        assert_eq!(lines, [line(5, true), line(6, false)]);
     }
 }

@@ -7,7 +7,7 @@ mod log;
 mod metrics;
 mod server;
 
-pub use log::DecodeLog;
+pub use log::{DecodeLine, DecodeLog};
 pub use server::{Facts, ServerKind, Snapshot, facts, snapshot};
 
 use std::collections::BTreeMap;
@@ -97,12 +97,24 @@ impl Coverage {
 pub struct Samples {
     /// Samples by requests that ran.
     pub running: BTreeMap<u32, u64>,
+    /// Lines of a decode log whose step was captured, and was not.
+    pub logged: (u64, u64),
 }
 
 impl Samples {
     /// Takes one.
     pub fn take(&mut self, running: u32) {
         *self.running.entry(running).or_default() += 1;
+    }
+
+    /// Takes a step of a decode log.
+    pub fn take_line(&mut self, line: &DecodeLine) {
+        self.take(line.running);
+        match line.is_captured {
+            Some(true) => self.logged.0 += 1,
+            Some(false) => self.logged.1 += 1,
+            None => {}
+        }
     }
 
     fn within(&self, low: u32, high: u32) -> u64 {
@@ -153,6 +165,12 @@ pub fn between(
         let is_required = is_captured != Some(false) && low <= reachable;
         buckets.push(Bucket { rows, rows_min: low, is_captured, seen, is_required });
         low = rows + 1;
+    }
+    let (captured, eager) = samples.logged;
+    if captured + eager > 0 {
+        notes.push(format!(
+            "of the steps in its decode log {captured} were captured and {eager} ran eagerly"
+        ));
     }
     let decode_steps = match (before.passes, after.passes) {
         (Some(b), Some(a)) => Some((a.0.saturating_sub(b.0), a.1.saturating_sub(b.1))),

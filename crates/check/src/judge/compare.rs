@@ -17,6 +17,7 @@ pub fn first_difference(alone: &str, found: &str) -> Option<Corruption> {
         at_byte,
         alone: word(&alone[at_byte..]),
         found: word(&found[at_byte..]),
+        token: None,
     })
 }
 
@@ -45,10 +46,7 @@ pub fn stutter(alone: &str, found: &str, is_wrong: bool) -> Option<Corruption> {
     let tail_max = a.len().min(f.len()) - head;
     let tail =
         a.iter().rev().zip(f.iter().rev()).take(tail_max).take_while(|(x, y)| x == y).count();
-    let altered = || {
-        let cut = |text: &str| String::from_utf8_lossy(window(text, head)).into_owned();
-        Some(Corruption::Altered { expected: cut(alone), found: cut(found) })
-    };
+    let altered = || Some(altered(alone, found, head));
     if head + tail == a.len() && f.len() > a.len() {
         let piece = &f[head..f.len() - tail];
         let doubled = f[..head].ends_with(piece) || f[f.len() - tail..].starts_with(piece);
@@ -66,6 +64,31 @@ pub fn stutter(alone: &str, found: &str, is_wrong: bool) -> Option<Corruption> {
         return if lost && piece.len() <= PIECE_BYTES_MAX { altered() } else { None };
     }
     None
+}
+
+/// Bytes of a piece that is another one.
+const OTHER_BYTES_MAX: usize = 2;
+
+/// The same text with a symbol or two changed, a piece doubled, or one lost from the middle of a
+/// word. What a model says that was wrong already is compared by this alone.
+pub fn slip(alone: &str, found: &str) -> Option<Corruption> {
+    let (a, f) = (alone.as_bytes(), found.as_bytes());
+    if a.len() != f.len() {
+        return stutter(alone, found, false);
+    }
+    let head = a.iter().zip(f).take_while(|(x, y)| x == y).count();
+    let tail = a.iter().rev().zip(f.iter().rev()).take_while(|(x, y)| x == y).count();
+    let other = head..a.len().saturating_sub(tail);
+    let is_symbols = |text: &[u8]| text[other.clone()].iter().all(u8::is_ascii_alphanumeric);
+    let is_slip =
+        !other.is_empty() && other.len() <= OTHER_BYTES_MAX && is_symbols(a) && is_symbols(f);
+    is_slip.then(|| altered(alone, found, head))
+}
+
+/// The two texts around `at`.
+fn altered(alone: &str, found: &str, at: usize) -> Corruption {
+    let cut = |text: &str| String::from_utf8_lossy(window(text, at)).into_owned();
+    Corruption::Altered { expected: cut(alone), found: cut(found) }
 }
 
 /// Some bytes around `at`.

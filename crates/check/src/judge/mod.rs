@@ -8,9 +8,9 @@ mod registry;
 mod tests;
 mod verdict;
 
-pub use compare::first_difference;
+pub use compare::{first_difference, slip};
 pub use registry::Registry;
-pub use verdict::{Corruption, Degenerate, Owner, Structural, Verdict, Wrong};
+pub use verdict::{Corruption, Degenerate, Owner, Structural, TokenDifference, Verdict, Wrong};
 
 use crate::dialogue::{Session, Want, candidates, distance};
 
@@ -203,10 +203,18 @@ fn mismatch(expected: &[&str], found: &[&str], reply: &Reply, known: Knowledge<'
     })
 }
 
-/// Whether `found` is `code` with a few symbols changed, lost or doubled. Two codes of the same
-/// length that share less than half are two codes.
+/// Whether `found` is `code` with a few symbols changed, or a piece of it lost or doubled. Two codes
+/// of the same length that share less than half are two codes.
 fn is_altered(code: &str, found: &str) -> bool {
     let near = distance(code, found) <= (code.len() / 3).max(1);
-    near || (found.len() > code.len() && found.contains(code))
-        || (found.len() < code.len() && 2 * found.len() >= code.len() && code.contains(found))
+    near || found.contains(code) && found.len() > code.len() || is_pieced(code, found)
+}
+
+/// Whether `found` is the beginning and the end of `code` with what was between them lost, or the
+/// same piece in both of them. At least half of the code is there.
+fn is_pieced(code: &str, found: &str) -> bool {
+    let (c, f) = (code.as_bytes(), found.as_bytes());
+    let begins = c.iter().zip(f).take_while(|(a, b)| a == b).count();
+    let ends = c.iter().rev().zip(f.iter().rev()).take_while(|(a, b)| a == b).count();
+    c.len() != f.len() && 2 * f.len() >= c.len() && begins + ends >= f.len()
 }

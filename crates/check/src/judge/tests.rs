@@ -273,10 +273,47 @@ fn codes_damaged_in_other_ways_are_altered() {
         ("XDW6DHYD", "XDW6"),
         ("XDW6DHYD", "XDW6DHYDXDW6DHYD"),
         ("48GH", "48G"),
+        // A piece of three: lost and doubled in the middle, doubled at the end. Once not seen.
+        ("XDW6DHYD", "XDHYD"),
+        ("XDW6DHYD", "XDW6DW6DHYD"),
+        ("XDW6DHYD", "XDW6DHYDHYD"),
     ] {
         assert!(is_altered(code, found), "{code} {found}");
     }
-    for (code, found) in [("XDW6DHYD", "CDX74Z44"), ("48GH", "9H8Z")] {
+    for (code, found) in [
+        ("XDW6DHYD", "CDX74Z44"),
+        ("48GH", "9H8Z"),
+        ("XDW6DHYD", "XDY"),
+        ("XDW6DHYD", "XKW6ZHQD"),
+        ("48GHKQ", "48ZZZZZKQ"),
+    ] {
         assert!(!is_altered(code, found), "{code} {found}");
+    }
+}
+
+/// What the model gets wrong alone is compared with what it says alone: a slip is seen, another
+/// answer is not.
+#[test]
+fn a_slip_in_a_wrong_answer_is_seen_and_another_wrong_answer_is_not() {
+    let alone = "The codes are 48GHKQ and XDW6DHYD.";
+    for found in [
+        "The codes are 48GHKQ and XDW7DHYD.",
+        "The codes are 48KQ and XDW6DHYD.",
+        "The codes are 48GHGHKQ and XDW6DHYD.",
+        "The codes codes are 48GHKQ and XDW6DHYD.",
+    ] {
+        let slip = compare::slip(alone, found);
+        assert!(matches!(slip, Some(Corruption::Altered { .. })), "{found}: {slip:?}");
+    }
+    for found in [
+        alone,
+        "",
+        "The codes are 48GHKQ and XDW6DHYD",
+        "The codes are 48GHKQ, XDW6DHYD.",
+        "The codes are 48GHKQ or XDW6DHYD.",
+        "The codes are 93CZKQ and XDW6DHYD.",
+        "I do not know the codes that you want.",
+    ] {
+        assert_eq!(compare::slip(alone, found), None, "{found}");
     }
 }

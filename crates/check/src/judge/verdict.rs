@@ -49,7 +49,18 @@ pub enum Corruption {
     /// Not language any more.
     Degenerate(Degenerate),
     /// A server that claims the same bits gave others than alone.
-    Divergent { at_byte: usize, alone: String, found: String },
+    Divergent { at_byte: usize, alone: String, found: String, token: Option<TokenDifference> },
+}
+
+/// The first token in which two answers part; an answer that has ended there has none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TokenDifference {
+    /// How many tokens both have before it.
+    pub at: usize,
+    /// Its id in the answer alone.
+    pub alone: Option<u64>,
+    /// Its id in the other.
+    pub found: Option<u64>,
 }
 
 /// What is broken in an answer's form.
@@ -170,10 +181,19 @@ impl fmt::Display for Corruption {
             Corruption::Degenerate(Degenerate::Script { found }) => {
                 write!(f, "'{found}', a letter that nobody used")
             }
-            Corruption::Divergent { at_byte, alone, found } => {
-                write!(f, "from byte {at_byte} on {found:?}, alone {alone:?}")
+            Corruption::Divergent { at_byte, alone, found, token } => {
+                write!(f, "from byte {at_byte} on {found:?}, alone {alone:?}")?;
+                token.map_or(Ok(()), |token| write!(f, " ({token})"))
             }
         }
+    }
+}
+
+impl fmt::Display for TokenDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = |id: Option<u64>| id.map_or("the end".into(), |id| id.to_string());
+        let (found, alone) = (id(self.found), id(self.alone));
+        write!(f, "token {}: {found}, alone {alone}", self.at + 1)
     }
 }
 

@@ -124,8 +124,19 @@ fn evidence(a: &Answer, f: &Finding) -> Value {
         "took_s": a.took_ms as f64 / 1000.0,
         "class": a.verdict.corruption().map_or(a.verdict.class(), Corruption::class),
         "verdict": printable(&a.verdict.to_string()),
+        "first_token": token(a),
         "answer": a.reply.as_ref().map(kept),
     })
+}
+
+/// Where a divergent answer leaves the one alone, where the server told its tokens.
+fn token(a: &Answer) -> Value {
+    match a.verdict.corruption() {
+        Some(Corruption::Divergent { token: Some(t), .. }) => {
+            json!({"at": t.at, "alone": t.alone, "found": t.found})
+        }
+        _ => Value::Null,
+    }
 }
 
 fn options(o: &Options) -> Value {

@@ -74,6 +74,7 @@ pub fn summary(f: &Finding) -> String {
             String::new()
         }
     );
+    bound(&mut s, f);
     calibration(&mut s, f);
     let _ = writeln!(
         s,
@@ -90,6 +91,20 @@ pub fn summary(f: &Finding) -> String {
         let _ = writeln!(s, "changed      {}: {}", rung.change, rung.words());
     }
     s
+}
+
+/// What the asked bound takes; where none was asked, what two usual ones would.
+fn bound(s: &mut String, f: &Finding) {
+    let tally = f.tally();
+    let bounds = f.options.bound.map_or(vec![0.01, 0.001], |bound| vec![bound]);
+    let takes = |bound: &f64| {
+        let needed = stats::tries_needed(tally.corrupted, *bound)?;
+        Some(format!("below {} takes {needed} answers", percent(*bound)))
+    };
+    let words: Vec<String> = bounds.iter().filter_map(takes).collect();
+    let flag = if f.options.bound.is_none() { " (--bound)" } else { "" };
+    let all = words.join(", ");
+    let _ = writeln!(s, "bound        {all} with {} corrupted{flag}", tally.corrupted);
 }
 
 fn damage(s: &mut String, f: &Finding) {

@@ -1,11 +1,12 @@
 //! Sessions at once: arrivals in bursts, streamed and not, aborts and retries.
 
 use super::answer::{Answer, Tally};
-use super::request;
-use crate::calibration::{Basis, Calibration};
+use super::prompt::Prompts;
+use super::{request, weigh};
+use crate::calibration::Calibration;
 use crate::client::{Abort, Client, Exchange, Outcome, Reading};
 use crate::dialogue::{Rng, Session};
-use crate::judge::{Corruption, Knowledge, Owner, Registry, Reply, Verdict, Wrong, judge};
+use crate::judge::{Registry, Verdict};
 use crate::stop::Stop;
 use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -32,6 +33,34 @@ pub enum Streaming {
     Off,
 }
 
+/// How requests are kept from the prefix cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Prefix {
+    /// They are not.
+    Cached,
+    /// By another `cache_salt` for each (ours, SGLang, vLLM); the prompt stays what it is.
+    Salted,
+    /// By `cache_prompt: false` (llama.cpp).
+    Declined,
+    /// By words in front of everything, which are others in every wave. The answer is to another
+    /// prompt then, and cannot be held against the one alone.
+    Words(String),
+}
+
+impl Prefix {
+    fn words(&self) -> &str {
+        match self {
+            Prefix::Words(words) => words,
+            _ => "",
+        }
+    }
+
+    /// Whether the prompt is the one of the calibration.
+    pub fn is_comparable(&self) -> bool {
+        !matches!(self, Prefix::Words(_))
+    }
+}
+
 /// How requests are sent: what the isolation ladder changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Manner {
@@ -41,19 +70,19 @@ pub struct Manner {
     pub streaming: Streaming,
     /// Whether some are aborted first, and sessions come in bursts.
     pub churns: bool,
-    /// In front of every request, so that no prefix is in a cache; empty: none.
-    pub salt: String,
+    /// Whether a request may take its prefix from a cache.
+    pub prefix: Prefix,
 }
 
 impl Manner {
     /// One at a time, nothing else.
     pub fn alone() -> Manner {
-        Manner { at_once: 1, streaming: Streaming::Off, churns: false, salt: String::new() }
+        Manner { at_once: 1, streaming: Streaming::Off, churns: false, prefix: Prefix::Cached }
     }
 
     /// So many at once, with everything.
     pub fn crowd(at_once: usize) -> Manner {
-        Manner { at_once, streaming: Streaming::Mixed, churns: true, salt: String::new() }
+        Manner { at_once, streaming: Streaming::Mixed, churns: true, prefix: Prefix::Cached }
     }
 }
 
@@ -81,6 +110,8 @@ pub struct Bench {
     pub client: Client,
     /// The sessions; their ids are their places.
     pub sessions: Vec<Session>,
+    /// What is sent to `/v1/completions` in place of their messages; `None`: these are sent.
+    pub prompts: Option<Prompts>,
     /// Whose code is whose.
     pub registry: Registry,
     /// What the model can do alone.
@@ -112,6 +143,57 @@ pub struct Bench {
 }
 
 impl Bench {
+    /// The same run with another server, other sessions or another way of asking; what it counts
+    /// begins anew.
+    pub fn with(&self, client: Client, sessions: Vec<Session>, prompts: Option<Prompts>) -> Bench {
+        Bench {
+            client,
+            sessions,
+            prompts,
+            registry: self.registry.clone(),
+            calibration: RwLock::default(),
+            tokens_max: self.tokens_max,
+            deterministic: self.deterministic,
+            seed: self.seed,
+            began: Instant::now(),
+            load_began: OnceLock::new(),
+            in_flight: AtomicU32::new(0),
+            in_flight_peak: AtomicU32::new(0),
+            order: AtomicU32::new(0),
+            aborts: AtomicU32::new(0),
+            progress: Mutex::default(),
+            watch: Arc::clone(&self.watch),
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// Sends a request as it stands, by the way that this run asks.
+    pub async fn exchange(&self, body: &Value, reading: Reading) -> Exchange {
+        match self.prompts {
+            None => self.client.chat(body, reading).await,
+            Some(_) => self.client.completions(body, reading).await,
+        }
+    }
+
+    /// The body of a request.
+    pub fn body(&self, session: &Session, step: usize, streamed: bool, prefix: &Prefix) -> Value {
+        let mut body = match &self.prompts {
+            None => request::body(session, step, self.tokens_max, streamed, prefix.words()),
+            Some(prompts) => prompts.body(session, step, self.tokens_max, streamed),
+        };
+        match prefix {
+            Prefix::Salted => {
+                // No two requests of a session have the same counts before them.
+                let (order, aborts) = (self.order.load(Relaxed), self.aborts.load(Relaxed));
+                let salt = format!("{:x} {order} {aborts} {}", self.seed, session.id);
+                body["cache_salt"] = salt.into();
+            }
+            Prefix::Declined => body["cache_prompt"] = false.into(),
+            Prefix::Cached | Prefix::Words(_) => {}
+        }
+        body
+    }
+
     /// Begins a phase.
     pub fn phase(&self, name: &str, total: u64) {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,10 +271,10 @@ async fn run_steps(
     for step in 0..bench.sessions[session as usize].steps.len() {
         let streamed = manner.streaming == Streaming::Mixed && rng.below(2) == 0;
         if manner.churns && rng.below(ABORT_ONE_IN) == 0 {
-            abort(bench, session, step, 1 + rng.below(6) as u32, &manner.salt).await;
+            abort(bench, session, step, 1 + rng.below(6) as u32, &manner.prefix).await;
         }
         for _ in 0..=REFUSALS_MAX {
-            let (answer, wait) = ask(bench, wave, session, step, streamed, &manner.salt).await;
+            let (answer, wait) = ask(bench, wave, session, step, streamed, &manner.prefix).await;
             let is_refused = answer.verdict == Verdict::Refused;
             bench.note(&answer.verdict, wave > 0);
             answers.push(answer);
@@ -205,12 +287,12 @@ async fn run_steps(
 }
 
 /// Sends a request and leaves in the middle of its stream.
-async fn abort(bench: &Bench, session: u32, step: usize, chunks: u32, salt: &str) {
+async fn abort(bench: &Bench, session: u32, step: usize, chunks: u32, prefix: &Prefix) {
     let session = &bench.sessions[session as usize];
-    let body = request::body(session, step, bench.tokens_max, true, salt);
+    let body = bench.body(session, step, true, prefix);
     let reading = Reading { abort: Some(Abort::Chunks(chunks)), ..Reading::default() };
     bench.in_flight.fetch_add(1, Relaxed);
-    bench.client.chat(&body, reading).await;
+    bench.exchange(&body, reading).await;
     bench.in_flight.fetch_sub(1, Relaxed);
     bench.aborts.fetch_add(1, Relaxed);
 }
@@ -221,10 +303,10 @@ async fn ask(
     id: u32,
     step: usize,
     streamed: bool,
-    salt: &str,
+    prefix: &Prefix,
 ) -> (Answer, Duration) {
     let session = &bench.sessions[id as usize];
-    let body = request::body(session, step, bench.tokens_max, streamed, salt);
+    let body = bench.body(session, step, streamed, prefix);
     let in_flight = bench.in_flight.fetch_add(1, Relaxed) + 1;
     bench.in_flight_peak.fetch_max(in_flight, Relaxed);
     let order = bench.order.fetch_add(1, Relaxed);
@@ -237,8 +319,8 @@ async fn ask(
     let reply = request::reply(exchange);
     let (verdict, is_evidence) = match &reply {
         Err(verdict) => (verdict.clone(), false),
-        Ok(reply) if wave == 0 => (calibrate(bench, session, step, reply), false),
-        Ok(reply) => verdict(bench, session, step, reply, salt.is_empty()),
+        Ok(reply) if wave == 0 => (weigh::alone(bench, session, step, reply), false),
+        Ok(reply) => weigh::under_load(bench, session, step, reply, prefix.is_comparable()),
     };
     let kept = verdict != Verdict::Ok;
     let answer = Answer {
@@ -260,10 +342,10 @@ async fn ask(
 /// Sends a request, and once more where the connection was closed before a byte came back: servers
 /// close connections that they kept, and a request that meets it was read by nobody.
 async fn send(bench: &Bench, body: &Value) -> Exchange {
-    let exchange = bench.client.chat(body, Reading::default()).await;
+    let exchange = bench.exchange(body, Reading::default()).await;
     match exchange.outcome {
         Outcome::Cut { .. } if exchange.first_byte_after.is_none() => {
-            bench.client.chat(body, Reading::default()).await
+            bench.exchange(body, Reading::default()).await
         }
         _ => exchange,
     }
@@ -278,75 +360,4 @@ fn retry_after(outcome: &Outcome) -> Duration {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn calibrate(bench: &Bench, session: &Session, step: usize, reply: &Reply) -> Verdict {
-    let known = Knowledge {
-        session,
-        want: &session.steps[step].want,
-        registry: &bench.registry,
-        alone: None,
-        deterministic: false,
-    };
-    let verdict = judge(reply, known);
-    let mut calibration = bench.calibration.write().unwrap_or_else(PoisonError::into_inner);
-    calibration.take(session.id, step, &verdict, Some(reply));
-    verdict
-}
-
-/// The verdict on an answer under load, and whether it counts.
-fn verdict(
-    bench: &Bench,
-    session: &Session,
-    step: usize,
-    reply: &Reply,
-    is_comparable: bool,
-) -> (Verdict, bool) {
-    let calibration = bench.calibration.read().unwrap_or_else(PoisonError::into_inner);
-    let basis = calibration.basis(session.id, step);
-    let alone = match basis {
-        Basis::Right(alone) => Some(alone).filter(|_| is_comparable),
-        _ => None,
-    };
-    let known = Knowledge {
-        session,
-        want: &session.steps[step].want,
-        registry: &bench.registry,
-        alone,
-        deterministic: bench.deterministic,
-    };
-    let verdict = judge(reply, known);
-    match basis {
-        Basis::Right(_) => (verdict, true),
-        Basis::Weak(alone) if bench.deterministic && is_comparable => {
-            (same_as_alone(verdict, alone, reply), true)
-        }
-        _ => (excused(verdict), false),
-    }
-}
-
-/// The model cannot do this, but the server claims that it fails in the same way each time.
-fn same_as_alone(verdict: Verdict, alone: &Reply, reply: &Reply) -> Verdict {
-    match crate::judge::first_difference(&alone.transcript(), &reply.transcript()) {
-        Some(divergent) if !is_stranger(&verdict) => Verdict::Corrupted(divergent),
-        _ => excused(verdict),
-    }
-}
-
-fn is_stranger(verdict: &Verdict) -> bool {
-    matches!(verdict.corruption(), Some(Corruption::Swapped { of: Owner::Session(_), .. }))
-}
-
-/// What a model that cannot do this may do by itself, which is anything but knowing a code that
-/// only another session was told.
-fn excused(verdict: Verdict) -> Verdict {
-    if is_stranger(&verdict) {
-        return verdict;
-    }
-    match verdict {
-        Verdict::Corrupted(c) => {
-            Verdict::Wrong(Wrong::Weak { what: format!("{}: {c}", c.class()) })
-        }
-        other => other,
-    }
 }

@@ -6,15 +6,20 @@ mod fill;
 mod finding;
 mod load;
 mod options;
+mod prompt;
 mod request;
 mod sample;
+mod token;
+mod weigh;
 
 pub use answer::{Answer, Tally};
+pub use confirm::close_calls;
 pub use finding::{Conclusion, Finding, KindTrial, Slice};
-pub use load::{Bench, Manner, Progress, Streaming, Watch, wave};
+pub use load::{Bench, Manner, Prefix, Progress, Streaming, Watch, wave};
 pub use options::{
     CONTEXT_TOKENS_MAX, Claim, Options, OptionsError, Profile, ROUNDS_MAX, SESSIONS_MAX,
 };
+pub use prompt::{Prompts, Writer, write};
 
 use crate::calibration::Calibration;
 use crate::client::{Client, Outcome};
@@ -130,8 +135,12 @@ pub async fn check(
     let mut run = Run { bench, options, facts, before, sampler, answers: Vec::new(), waves: 0 };
     run.load().await;
     let coverage = run.cover().await;
-    let close_calls =
-        if deterministic { 0 } else { confirm::close_calls(&run.bench, &mut run.answers).await };
+    let close_calls = if deterministic {
+        token::name(&run.bench, &mut run.answers).await;
+        0
+    } else {
+        close_calls(&run.bench, &mut run.answers).await
+    };
     let is_ended_early = run.bench.stop.is_stopped();
     let load_s = began.elapsed().as_secs_f64() - calibration_s;
     let mut finding = run.finding(&url, deterministic, kinds, &alone, coverage, close_calls);
@@ -155,6 +164,7 @@ fn bench(
         client,
         registry: Registry::of(&sessions),
         sessions,
+        prompts: None,
         calibration: RwLock::new(Calibration::default()),
         tokens_max: options.sizes.answer_tokens_max,
         deterministic,

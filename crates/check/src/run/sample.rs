@@ -1,7 +1,7 @@
 //! A watcher that asks the server how many requests run, while the load runs.
 
 use crate::client::Client;
-use crate::coverage::{DecodeLog, Samples, ServerKind, snapshot};
+use crate::coverage::{DecodeLine, DecodeLog, Samples, ServerKind, snapshot};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -24,8 +24,7 @@ impl Sampler {
             loop {
                 let lines = log.as_mut().map(DecodeLog::lines).unwrap_or_default();
                 let running = snapshot(&client, kind).await.running;
-                let seen = lines.iter().map(|l| l.running).chain(running);
-                take(&shared, seen);
+                take(&shared, &lines, running);
                 tokio::time::sleep(EVERY).await;
             }
         });
@@ -38,9 +37,10 @@ impl Sampler {
     }
 }
 
-fn take(samples: &Mutex<Samples>, seen: impl Iterator<Item = u32>) {
+fn take(samples: &Mutex<Samples>, lines: &[DecodeLine], running: Option<u32>) {
     let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
-    seen.for_each(|running| samples.take(running));
+    lines.iter().for_each(|line| samples.take_line(line));
+    running.into_iter().for_each(|n| samples.take(n));
 }
 
 impl Drop for Sampler {

@@ -24,6 +24,14 @@ pub struct Clerk {
     pub counts_steps: bool,
     /// How long an answer takes.
     pub takes: Duration,
+    /// It writes prompts out as ids (a byte is an id), as ours and vLLM do.
+    pub tokenizes: bool,
+    /// How likely it says that each piece of its answer was, where it is asked; 0: it does not say.
+    pub tells_p: f64,
+    /// It knows no `/v1/completions`.
+    pub only_chats: bool,
+    /// One in so many answers, by count and in company alone, has more words than it needs; 0: none.
+    pub chats_one_in: u32,
 }
 
 struct Desk {
@@ -84,7 +92,15 @@ fn serve(desk: &Desk, stream: TcpStream) -> io::Result<()> {
             let all: Vec<Value> = (0..slots).map(|i| json!({"is_processing": i < busy})).collect();
             whole(&mut stream, 200, &json!(all))
         }
-        "/v1/chat/completions" => {
+        "/tokenize" if desk.clerk.tokenizes => {
+            let request: Value = serde_json::from_slice(&body).unwrap();
+            let ids: Vec<u8> = request["messages"].to_string().into_bytes();
+            whole(&mut stream, 200, &json!({"tokens": ids, "count": ids.len()}))
+        }
+        "/v1/completions" if desk.clerk.only_chats => {
+            whole(&mut stream, 404, &json!({"error": {"message": "not here"}}))
+        }
+        "/v1/chat/completions" | "/v1/completions" => {
             let busy = desk.busy.fetch_add(1, Relaxed) + 1;
             if let Some(steps) = desk.steps.get(busy as usize - 1) {
                 steps.fetch_add(1, Relaxed);
@@ -114,9 +130,14 @@ fn answer(desk: &Desk, stream: &mut TcpStream, body: &[u8], busy: u32) -> io::Re
     }
     std::thread::sleep(clerk.takes);
     let request: Value = serde_json::from_slice(body).unwrap();
-    let (mut text, mut calls) = right_answer(&request["messages"]);
+    let messages = if request["prompt"].is_null() {
+        request["messages"].clone()
+    } else {
+        spoken(&request["prompt"])
+    };
+    let (mut text, mut calls) = right_answer(&messages);
     let n = desk.answered.fetch_add(1, Relaxed) + 1;
-    let hash = request["messages"]
+    let hash = messages
         .to_string()
         .bytes()
         .fold(7u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
@@ -127,9 +148,18 @@ fn answer(desk: &Desk, stream: &mut TcpStream, body: &[u8], busy: u32) -> io::Re
         calls.iter_mut().for_each(|(_, value)| *value = "ZZZZ9999".into());
         text.truncate(if calls.is_empty() { 15 } else { 0 });
     }
+    // The one before may not have been counted out yet.
+    if busy > 2 && clerk.chats_one_in > 0 && n.is_multiple_of(clerk.chats_one_in) {
+        text.insert_str(0, "Sure: ");
+    }
     let finish = if calls.is_empty() { "stop" } else { "tool_calls" };
     if request["stream"] == true {
-        return streamed(stream, &text, &calls, finish);
+        let is_chat = request["prompt"].is_null();
+        return streamed(stream, &text, &calls, finish, is_chat);
+    }
+    if !request["prompt"].is_null() {
+        let choice = json!({"index": 0, "text": text, "finish_reason": "stop"});
+        return whole(stream, 200, &json!({"choices": [choice]}));
     }
     let mut message = json!({"role": "assistant", "content": text});
     if !calls.is_empty() {
@@ -139,8 +169,19 @@ fn answer(desk: &Desk, stream: &mut TcpStream, body: &[u8], busy: u32) -> io::Re
         };
         message["tool_calls"] = calls.iter().enumerate().map(call).collect();
     }
-    let choice = json!({"index": 0, "message": message, "finish_reason": finish});
+    let mut choice = json!({"index": 0, "message": message, "finish_reason": finish});
+    if request["logprobs"] == true && clerk.tells_p > 0.0 {
+        let logprob = clerk.tells_p.ln();
+        let token = |piece: String| json!({"token": piece, "logprob": logprob});
+        let tokens: Vec<Value> = pieces(&text).into_iter().map(token).collect();
+        choice["logprobs"] = json!({"content": tokens});
+    }
     whole(stream, 200, &json!({"choices": [choice]}))
+}
+
+/// An answer comes in pieces of three bytes.
+fn pieces(text: &str) -> Vec<String> {
+    text.as_bytes().chunks(3).map(|p| String::from_utf8_lossy(p).into_owned()).collect()
 }
 
 fn streamed(
@@ -148,11 +189,9 @@ fn streamed(
     text: &str,
     calls: &[(String, String)],
     finish: &str,
+    is_chat: bool,
 ) -> io::Result<()> {
     let mut deltas = vec![json!({"role": "assistant", "content": ""})];
-    let pieces = |text: &str| -> Vec<String> {
-        text.as_bytes().chunks(3).map(|p| String::from_utf8_lossy(p).into_owned()).collect()
-    };
     deltas.extend(pieces(text).into_iter().map(|p| json!({"content": p})));
     for (at, (key, value)) in calls.iter().enumerate() {
         deltas.push(json!({"tool_calls": [{"index": at, "id": format!("c{at}"),
@@ -166,7 +205,10 @@ fn streamed(
     }
     let mut body = String::new();
     for delta in deltas {
-        let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
+        let choice = match is_chat {
+            true => json!({"index": 0, "delta": delta, "finish_reason": null}),
+            false => json!({"index": 0, "text": delta["content"], "finish_reason": null}),
+        };
         body.push_str(&format!("data: {}\n\n", json!({"choices": [choice]})));
     }
     let last = json!({"index": 0, "delta": {}, "finish_reason": finish});
@@ -177,6 +219,32 @@ fn streamed(
          Connection: close\r\n\r\n{body}",
         body.len()
     )
+}
+
+/// The messages that a prompt was made of: ids that are bytes of them, or speakers' words.
+fn spoken(prompt: &Value) -> Value {
+    if let Some(ids) = prompt.as_array() {
+        let bytes: Vec<u8> = ids.iter().map(|id| id.as_u64().unwrap() as u8).collect();
+        return serde_json::from_slice(&bytes).unwrap();
+    }
+    let mut messages: Vec<Value> = Vec::new();
+    for said in prompt.as_str().unwrap().split("\n\n") {
+        let (speaker, words) = said.split_once(':').unwrap();
+        let words = words.trim_start_matches(' ');
+        let mut message = json!({"role": speaker.to_lowercase(), "content": words});
+        let call = |line: &str| {
+            let arguments = line.strip_prefix("report(")?.strip_suffix(')')?;
+            Some(json!({"function": {"name": "report", "arguments": arguments}}))
+        };
+        let calls: Vec<Value> = words.lines().filter_map(call).collect();
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
+        messages.push(message);
+    }
+    // The last speaker has yet to speak.
+    messages.pop();
+    messages.into()
 }
 
 /// Text and calls that are right.
