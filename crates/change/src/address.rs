@@ -1,6 +1,6 @@
 //! Addresses of servers: whether they are on this machine, and at which port.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 
 /// `host:port` of an address; the port may be missing.
 fn authority(url: &str) -> &str {
@@ -9,7 +9,7 @@ fn authority(url: &str) -> &str {
 }
 
 /// The host of an address, without the brackets of IPv6.
-fn host(url: &str) -> &str {
+pub fn host(url: &str) -> &str {
     let authority = authority(url);
     match authority.strip_prefix('[') {
         Some(inner) => inner.split(']').next().unwrap_or_default(),
@@ -17,10 +17,23 @@ fn host(url: &str) -> &str {
     }
 }
 
-/// True where a server is on this machine.
+/// True where a server is on this machine: at loopback, or at an address of its own.
 pub fn is_here(url: &str) -> bool {
     let host = host(url);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    // Only an address of this machine can be bound; nothing is sent.
+    let is_own = |ip: IpAddr| ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok();
+    match host.parse::<IpAddr>() {
+        Ok(ip) => is_own(ip),
+        Err(_) if host == "localhost" => true,
+        Err(_) => (host, 0).to_socket_addrs().is_ok_and(|mut all| all.any(|a| is_own(a.ip()))),
+    }
+}
+
+/// The addresses at which a server of this machine may listen to be reached at `url`; empty where
+/// any of them may be meant.
+pub fn addresses(url: &str) -> Vec<IpAddr> {
+    let found = (host(url), 0).to_socket_addrs();
+    found.map(|all| all.map(|a| a.ip()).collect()).unwrap_or_default()
 }
 
 /// The port of an address, where it names one.
@@ -44,8 +57,11 @@ mod tests {
         assert_eq!(port("http://[::1]:7"), Some(7));
         assert_eq!(port("http://host"), None);
         assert!(is_here("http://localhost:1") && is_here("[::1]:7/v1") && is_here("127.0.0.2:1"));
-        assert!(!is_here("http://example.org:1") && !is_here("http://10.0.0.1"));
+        // Addresses for documentation (RFC 5737) are nobody's.
+        assert!(!is_here("http://192.0.2.7:1") && !is_here("http://198.51.100.1"));
+        assert_eq!(addresses("http://127.0.0.3:1"), ["127.0.0.3".parse::<IpAddr>().unwrap()]);
         assert!(is_same("http://localhost:1/", "127.0.0.1:1/v1"));
-        assert!(!is_same("http://a:1", "http://a:2") && !is_same("http://a:1", "http://b:1"));
+        assert!(!is_same("http://a:1", "http://a:2"));
+        assert!(!is_same("http://192.0.2.1:1", "http://192.0.2.2:1"));
     }
 }

@@ -1,14 +1,13 @@
 //! How a server on this machine was started, from what the system knows of its process.
 
-use crate::address::{is_here, port};
 use crate::backup;
 use crate::edit::FILE_BYTES_MAX;
-use crate::process::listener;
+use crate::process::{parent, program, serving, words};
 use crate::target::Launch;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Ancestors that are looked at for a script.
+/// Ancestors that are looked at for a script or a service.
 const ANCESTORS_MAX: usize = 4;
 /// Programs that run scripts.
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
@@ -28,16 +27,16 @@ pub struct Found {
 
 /// Looks for the process that listens at `url`; nothing where there is none to be seen.
 pub fn discover(url: &str) -> Option<Found> {
-    let pid = listener(port(url).filter(|_| is_here(url))?)?.pid;
-    let words = words(pid)?;
+    let pid = serving(url)?.pid;
+    let (words, program) = (words(pid)?, program(pid)?);
     let folder = link(pid, "cwd");
-    let program = Path::new(words.first()?).file_name()?.to_string_lossy().into_owned();
     let log = link(pid, "fd/1").filter(|p| p.is_file());
-    if let Some((unit, is_user)) = unit(pid) {
+    let above = between(pid, &program);
+    if let Some((unit, is_user)) = unit(pid, &above) {
         let launch = Launch::Systemd { unit, file: None, is_user };
         return Some(Found { launch, program: Some(program), log });
     }
-    if let Some(path) = started_by(pid, &program) {
+    if let Some(path) = above.iter().find_map(|p| script(*p, &program)) {
         return Some(Found { launch: Launch::Script { path }, program: Some(program), log });
     }
     Some(Found { launch: Launch::Command { words, folder }, program: None, log })
@@ -47,53 +46,49 @@ fn link(pid: i32, name: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/{name}")).ok()
 }
 
-fn words(pid: i32) -> Option<Vec<String>> {
-    let text = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let text = String::from_utf8(text).ok()?;
-    let words: Vec<String> = text.trim_end_matches('\0').split('\0').map(str::to_owned).collect();
-    (!words[0].is_empty()).then_some(words)
-}
-
-/// Its parent, that one's, and so on; without the first process of all.
-fn ancestors(pid: i32) -> Vec<i32> {
-    let parent = |pid: &i32| -> Option<i32> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may hold blanks and brackets; fields are counted from the last bracket.
-        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-        (parent > 1).then_some(parent)
-    };
-    std::iter::successors(parent(&pid), parent).take(ANCESTORS_MAX).collect()
-}
-
-/// The script that started a server: of the nearest shells above it. Above anything else - a
-/// supervisor, a test runner - stands what started that, and not the server.
-fn started_by(pid: i32, program: &str) -> Option<PathBuf> {
+/// What stands right above a server and has started it: shells, wrappers, its own program. Above
+/// anything else - a supervisor, a login, a test runner - stands what started that, and not the
+/// server. Without the first process of all.
+fn between(pid: i32, server: &str) -> Vec<i32> {
+    let above = |pid: &i32| parent(*pid).filter(|p| *p > 1);
     let is_between = |pid: &i32| {
-        let name = words(*pid).and_then(|w| Some(Path::new(&w[0]).file_name()?.to_owned()));
-        let name = name.as_deref().and_then(|n| n.to_str()).unwrap_or("").trim_start_matches('-');
-        SHELLS.contains(&name) || WRAPPERS.contains(&name) || name == program
+        let name = program(*pid).unwrap_or_default();
+        let name = name.trim_start_matches('-');
+        SHELLS.contains(&name) || WRAPPERS.contains(&name) || name == server
     };
-    ancestors(pid).into_iter().take_while(is_between).find_map(|p| script(p, program))
+    let all = std::iter::successors(above(&pid), above).take(ANCESTORS_MAX);
+    all.take_while(is_between).collect()
 }
 
 /// The script that a shell runs, where it speaks of the server's program: one that does not has
 /// started something else that started the server.
-fn script(pid: i32, program: &str) -> Option<PathBuf> {
+fn script(pid: i32, server: &str) -> Option<PathBuf> {
     let words = words(pid)?;
     let shell = Path::new(&words[0]).file_name()?.to_str()?;
     if !SHELLS.contains(&shell) {
         return None;
     }
-    let file = words.iter().skip(1).find(|w| !w.starts_with('-'))?;
-    let path = link(pid, "cwd")?.join(file);
-    // With -c it is no file.
+    let file = Path::new(words.iter().skip(1).find(|w| !w.starts_with('-'))?);
+    // With -c it is no file, and one of that name in the folder where the shell stands now may be
+    // another: a shell keeps the script open that it reads.
+    let path = open_files(pid).into_iter().find(|p| p.file_name() == file.file_name())?;
     let text = backup::read(&path, FILE_BYTES_MAX).ok()?;
-    let speaks = text.windows(program.len()).any(|w| w == program.as_bytes());
-    speaks.then(|| path.canonicalize().unwrap_or(path))
+    let speaks = text.windows(server.len()).any(|w| w == server.as_bytes());
+    speaks.then_some(path)
 }
 
-/// The service that a process is the main one of, and whether a user's own manager runs it.
-fn unit(pid: i32) -> Option<(String, bool)> {
+/// Plain files that a process has open beside its standard streams.
+fn open_files(pid: i32) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+    let numbers = all.filter_map(|f| f.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let links = numbers.filter(|n| *n > 2).filter_map(|n| link(pid, &format!("fd/{n}")));
+    links.filter(|p| p.is_file()).collect()
+}
+
+/// The service that a process is the main one of, or what its main one started through shells, and
+/// whether a user's own manager runs it. A login or a terminal is a service too, and what is
+/// started by hand in it is not that service.
+fn unit(pid: i32, above: &[i32]) -> Option<(String, bool)> {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let (name, is_user) = groups.lines().find_map(service)?;
     let mut ask = Command::new("systemctl");
@@ -102,8 +97,7 @@ fn unit(pid: i32) -> Option<(String, bool)> {
     }
     let out = ask.args(["show", "--value", "--property=MainPID", &name]).output().ok()?;
     let main: i32 = String::from_utf8_lossy(&out.stdout).trim().parse().ok()?;
-    // Somebody's shell may stand in a service too, and what it starts is not that service.
-    (main == pid || ancestors(pid).contains(&main)).then_some((name, is_user))
+    (main == pid || above.contains(&main)).then_some((name, is_user))
 }
 
 /// The service that a line of `/proc/PID/cgroup` names.
@@ -117,8 +111,10 @@ fn service(line: &str) -> Option<(String, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::start;
+    use crate::process::{Process, start};
     use crate::testing::folder;
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
     use std::time::{Duration, Instant};
 
     #[test]
@@ -132,6 +128,30 @@ mod tests {
         assert_eq!(of("0::/"), None);
     }
 
+    /// What is no shell ends the search: beyond it stands a login's service, or a test runner's
+    /// script, which were once taken for the server's own.
+    #[test]
+    fn what_stands_above_another_program_is_not_looked_at() {
+        let me = std::process::id() as i32;
+        let own = program(me).unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 60 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let shell = child.id() as i32;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let sleeper: i32 = line.trim().parse().unwrap();
+        let begun = Instant::now();
+        while program(sleeper).as_deref() != Some("sleep") {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the shell's child is no sleep");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(between(sleeper, "sleep"), [shell], "this test's process is no shell");
+        assert_eq!(between(sleeper, &own)[..2], [shell, me], "and the server's own program is one");
+        Process::of(sleeper).unwrap().end(false, Duration::from_secs(10)).unwrap();
+        child.wait().unwrap();
+    }
+
     /// A server that a script starts, one that is started by itself, and one that stands under a
     /// program of somebody's script which speaks of python too, as the script that runs all of this
     /// may: that one was once taken for the server's own.
@@ -141,7 +161,11 @@ mod tests {
         // The child gets a port of its own, and tells it.
         let serve = "python3 -c 'import socket,sys,time; s=socket.create_server((\"127.0.0.1\", 0)); \
                      print(s.getsockname()[1], flush=True); time.sleep(60)'";
-        std::fs::write(dir.join("serve.sh"), format!("#!/bin/sh\n{serve}\ntrue\n")).unwrap();
+        // It goes to another folder, where a file of its name says something else.
+        std::fs::create_dir(dir.join("elsewhere")).unwrap();
+        std::fs::write(dir.join("elsewhere/serve.sh"), "python3 -m other\n").unwrap();
+        let script = format!("#!/bin/sh\ncd elsewhere\n{serve}\ntrue\n");
+        std::fs::write(dir.join("serve.sh"), script).unwrap();
         std::fs::write(dir.join("alone.sh"), format!("exec {serve}\n")).unwrap();
         let above = "#!/bin/sh\n# Needs python3.\necho alone.sh | xargs sh\ntrue\n";
         std::fs::write(dir.join("above.sh"), above).unwrap();

@@ -4,6 +4,7 @@
 pub mod address;
 pub mod backup;
 pub mod clock;
+pub mod deployment;
 pub mod discover;
 pub mod edit;
 pub mod fault;

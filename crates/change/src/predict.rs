@@ -1,5 +1,8 @@
 //! What a change will do, before anything is touched.
 
+mod around;
+
+use crate::deployment::Deployment;
 use crate::readback::{Readback, generation_buckets};
 use crate::rules::{self, Effect};
 use crate::target::{Kind, Launch, Target};
@@ -80,6 +83,10 @@ pub struct Grounds {
     pub past: Vec<(u64, u64)>,
     /// Seconds that earlier restarts of this target took.
     pub restarts: Vec<f64>,
+    /// The router's other workers.
+    pub around: Deployment,
+    /// The program that holds the server's address on this machine.
+    pub holder: Option<String>,
 }
 
 /// Predicts.
@@ -112,6 +119,7 @@ pub fn predict(target: &Target, r: &Readback, wishes: &[Wish], grounds: &Grounds
         findings: Vec::new(),
     };
     p.findings = findings(target, r, wishes, &p);
+    p.findings.extend(around::findings(target, r, wishes, grounds));
     p
 }
 
@@ -431,13 +439,16 @@ impl Prediction {
             b.map_or("unknown".into(), |b| format!("{:.1} MiB", b as f64 / f64::from(1 << 20)))
         };
         let (staging, kept, free) = (mib(m.staging), mib(m.kept), mib(m.free));
-        let _ = writeln!(p, "memory    {staging} while staged, {kept} more kept, {free} free here");
-        if let Some((largest, bytes)) = m.per_bucket.iter().next_back() {
-            let _ = writeln!(
-                p,
-                "          decode-{largest}: {} of the shared arena",
-                mib(Some(*bytes))
-            );
+        let left = m.free.zip(m.staging.or(m.kept)).map(|(f, taken)| f.saturating_sub(taken));
+        let _ = writeln!(
+            p,
+            "memory    {staging} while staged, {kept} more kept; {free} free here, {} then left",
+            mib(left)
+        );
+        if !m.per_bucket.is_empty() {
+            let one = |(n, b): (&u32, &u64)| format!("decode-{n} {}", mib(Some(*b)));
+            let all: Vec<String> = m.per_bucket.iter().map(one).collect();
+            let _ = writeln!(p, "          of the shared arena: {}", all.join(", "));
         }
         let _ = writeln!(p, "          method: {}", m.method);
         let _ = writeln!(p, "          past error: {}", m.past_error);

@@ -6,6 +6,7 @@
 
 use crate::address::is_same;
 use crate::fault::ChangeError;
+use crate::target::Worker;
 use crate::web::Web;
 use lockstep_check::coverage;
 use serde_json::{Map, Value, json};
@@ -71,6 +72,26 @@ pub fn find(router: &Web, url: &str) -> Result<Option<Entry>, ChangeError> {
                 add: (format!("/add_worker?url={u}"), json!({})),
                 is_old: true,
             }))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Every worker that the router has, with its role where the router tells.
+///
+/// # Errors
+/// The router does not answer, or has neither list.
+pub fn workers(router: &Web) -> Result<Vec<Worker>, ChangeError> {
+    let one = |w: &Value| {
+        let role = w["worker_type"].as_str().filter(|t| Worker::ROLES.contains(t));
+        Some(Worker { url: w["url"].as_str()?.to_owned(), role: role.map(str::to_owned) })
+    };
+    let bare = |u: &Value| Some(Worker { url: u.as_str()?.to_owned(), role: None });
+    match router.get_json("/workers") {
+        Ok(all) => Ok(all["workers"].as_array().into_iter().flatten().filter_map(one).collect()),
+        Err(ChangeError::Answer { .. }) => {
+            let all = router.get_json("/list_workers")?;
+            Ok(all["urls"].as_array().into_iter().flatten().filter_map(bare).collect())
         }
         Err(e) => Err(e),
     }

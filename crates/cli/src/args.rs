@@ -4,6 +4,7 @@ use crate::check::CheckArgs;
 use crate::exit;
 use clap::builder::{StyledStr, ValueHint};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Parser, Subcommand};
+use core::ops::RangeInclusive;
 use lockstep_flow::knobs::{KNOBS, Kind, Knob};
 use std::path::PathBuf;
 
@@ -263,6 +264,19 @@ pub struct DrillArgs {
     pub json: bool,
 }
 
+fn within(written: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
+    let n = written.parse().ok().filter(|n| range.contains(n));
+    n.ok_or_else(|| format!("it takes a number from {} to {}", range.start(), range.end()))
+}
+
+fn tolerance(written: &str) -> Result<f64, String> {
+    within(written, lockstep_change::target::TOLERANCE_PERCENT)
+}
+
+fn p99_factor(written: &str) -> Result<f64, String> {
+    within(written, lockstep_change::target::P99_FACTOR)
+}
+
 /// `change`.
 #[derive(Args, Debug, Clone)]
 pub struct ChangeArgs {
@@ -315,10 +329,10 @@ pub struct ChangeArgs {
     #[arg(long)]
     pub accept_inconclusive: bool,
     /// Loss of throughput that is taken, in percent [default: the target's, 10]
-    #[arg(long, value_name = "PERCENT", global = true)]
+    #[arg(long, value_name = "PERCENT", global = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
     /// Growth of a request's 99th percentile that is taken [default: the target's, 2]
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", value_parser = p99_factor)]
     pub p99_factor: Option<f64>,
     /// The server's API key [env: LOCKSTEP_SERVER_API_KEY]
     #[arg(

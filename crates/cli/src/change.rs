@@ -3,14 +3,15 @@
 use crate::args::{ChangeArgs, ChangeCmd, InitArgs, RecordArgs};
 use crate::exit::{Exit, Failure};
 use crate::out;
+use lockstep_change::address::is_same;
 use lockstep_change::discover::{Found, discover};
 use lockstep_change::journal::State;
 use lockstep_change::predict::Prediction;
 use lockstep_change::record::{self, Record};
-use lockstep_change::target::{FOLDER, Gates, Kind, Launch, Target};
+use lockstep_change::target::{FOLDER, Gates, Kind, Launch, Target, Worker};
 use lockstep_change::transaction::{self, Ask, Done};
 use lockstep_change::web::{Keys, Web};
-use lockstep_change::{ChangeError, clock, readback};
+use lockstep_change::{ChangeError, clock, readback, router};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::io::{IsTerminal, Write};
@@ -314,6 +315,20 @@ fn said(init: &InitArgs) -> Option<Found> {
     Some(Found { launch, program: None, log: None })
 }
 
+/// The other workers of a router, as it lists them now.
+fn others(web: &Web, url: &str, router: Option<&str>) -> Vec<Worker> {
+    let listed = router.map(|r| web.beside(r).and_then(|r| router::workers(&r)));
+    match listed {
+        None => Vec::new(),
+        Some(Ok(all)) => all.into_iter().filter(|w| !is_same(&w.url, url)).collect(),
+        // It is asked again before each change.
+        Some(Err(e)) => {
+            say(false, &format!("the router does not tell its workers: {e}"));
+            Vec::new()
+        }
+    }
+}
+
 fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
     let url = args.url.clone().unwrap_or_else(|| "http://127.0.0.1:30001".into());
     let web = Web::new(&url, &keys(args))?;
@@ -338,6 +353,7 @@ fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
     };
     let live = if kind == Kind::Lockstep { Launch::Live } else { Launch::Unknown };
     let found = found.unwrap_or(Found { launch: live, program: None, log: None });
+    let workers = others(&web, &url, init.router.as_deref());
     let name = init.name.clone().unwrap_or_else(|| kind.as_str().replace('.', "-"));
     let log = init.log.as_ref().map(|l| std::path::absolute(l).unwrap_or_else(|_| l.clone()));
     let target = Target {
@@ -347,6 +363,7 @@ fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
         log: log.or(found.log),
         program: init.program.clone().or(found.program),
         router: init.router.clone(),
+        workers,
         ..Target::direct(&url)
     };
     let path = transaction::write_target(Path::new(FOLDER), &target)?;

@@ -34,6 +34,9 @@ pub struct LabArgs {
     /// Steps that are hit, at most
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true, requires = "lab_drill")]
     pub lab_times: u64,
+    /// Hit steps only while this generation or a later one serves, as a fault of a change does
+    #[arg(long, value_name = "N", requires = "lab_drill")]
+    pub lab_from_generation: Option<u64>,
     /// Chooses the steps, and where in them it hits
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub lab_seed: u64,
@@ -59,6 +62,7 @@ pub struct Lab {
     drill: Option<Drill>,
     draft: Option<Drill>,
     often: Often,
+    from: Option<u64>,
     log: OnceLock<Arc<StrikeLog>>,
 }
 
@@ -97,7 +101,8 @@ impl Lab {
         let often =
             Often { per_million: args.lab_rate, times: args.lab_times, seed: args.lab_seed };
         banner(drill.as_ref(), draft.as_ref(), often, &args.lab_audit);
-        Ok(Some((Lab { drill, draft, often, log: OnceLock::new() }, flags)))
+        let from = args.lab_from_generation;
+        Ok(Some((Lab { drill, draft, often, from, log: OnceLock::new() }, flags)))
     }
 
     /// The device, with the drill's fault in it. It stays well until [`Lab::begin`].
@@ -125,13 +130,14 @@ impl Lab {
     pub fn attend(&self, engine: Arc<Handle>) -> Arc<dyn Engine> {
         let (Some(drill), Some(log)) = (&self.drill, self.log.get()) else { return engine };
         let (drill, per_million, log) = (drill.name, self.often.per_million, log.clone());
-        Arc::new(LabEngine { inner: engine, drill, per_million, log })
+        Arc::new(LabEngine { inner: engine, drill, per_million, from: self.from, log })
     }
 
     /// From here on the fault is there.
     pub fn begin(&self) {
         if let Some(log) = self.log.get() {
-            log.rest(false);
+            // The first generation serves now.
+            log.rest(self.from.is_some_and(|from| from > 1));
         }
     }
 }
@@ -202,6 +208,7 @@ struct LabEngine {
     inner: Arc<Handle>,
     drill: &'static str,
     per_million: u32,
+    from: Option<u64>,
     log: Arc<StrikeLog>,
 }
 
@@ -234,7 +241,11 @@ impl Engine for LabEngine {
     }
 
     fn flip(&self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {
-        self.inner.flip(number, watch)
+        self.inner.flip(number, watch)?;
+        if let Some(from) = self.from {
+            self.log.rest(number < from);
+        }
+        Ok(())
     }
 
     fn retire(&self, number: u64) -> Result<(), GenerationError> {

@@ -152,6 +152,52 @@ fn a_generation_that_the_prover_refuses_leaves_the_live_one_alone() {
     assert_eq!(words(&after), words(&before));
 }
 
+/// Gates that take seconds. Times are noise here, and not judged.
+const GATES: &str = "[gates]\nconcurrency = [4]\nrounds = 1\nrepeats = 1\ninput = 8\ntokens = 8\n\
+                     tolerance-percent = 99\np99-factor-max = 1000\n[check]\nsessions = 16\n\
+                     rounds = 1\ncontext = 16\ntokens = 32\nkinds = [\"echo\"]\n[watch]\nseconds = 0\n";
+
+/// A fault that begins with the flip, when every canary step has passed, and that nobody audits: one
+/// at a time all answers are right, and the corruption gate alone sees those of a crowd.
+#[test]
+fn a_change_that_goes_wrong_under_load_fails_its_gate() {
+    let drill = ["--lab-drill", "sampler-reads-another-row", "--lab-from-generation", "2"];
+    let limits = ["--lab-audit", "off", "--graph-max-bs", "4", "--max-running-requests", "16"];
+    let server = Serving::start("change-drill", &[&drill[..], &limits].concat());
+    let (_, right) = server.post("/v1/completions", &long());
+    let dir = temp_dir("change-drill-records");
+    std::fs::create_dir(dir.join("targets")).unwrap();
+    let target = format!(
+        "kind = \"lockstep\"\nurl = \"{}\"\n[launch]\nmethod = \"live\"\n{GATES}",
+        server.url()
+    );
+    std::fs::write(dir.join("targets/ours.toml"), target).unwrap();
+    let change = ["change", "--set", "decode.graph-max-bs=16", "--yes", "--json"];
+    let out = Command::new(lockstep()).args(change).current_dir(&dir).output().unwrap();
+    let done: Value =
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    assert_eq!((out.status.code(), &done["state"]), (Some(11), &json!("rolled_back")), "{out:?}");
+    assert!(done["reasons"].to_string().contains("\"check: "), "{done}");
+    let record = dir.join(done["record"].as_str().unwrap());
+    let gate = std::fs::read_to_string(record.join("check.json")).unwrap();
+    let gate: Value = serde_json::from_str(&gate).unwrap();
+    assert_eq!(gate["conclusion"], "corrupted", "{gate}");
+    let decision = std::fs::read_to_string(record.join("decision.md")).unwrap();
+    assert!(decision.contains("Rolled back: ") && decision.contains("FAILED check"), "{decision}");
+    let journal = std::fs::read_to_string(record.join("journal.jsonl")).unwrap();
+    for reached in ["proven", "flipped", "roll_back", "rolled_back"] {
+        assert!(journal.contains(&format!("\"word\":\"{reached}\"")), "{reached}: {journal}");
+    }
+    // The old generation serves, and was never wrong.
+    let e = engine(&server);
+    assert_eq!((&e["generation"], &e["counters"]["rollbacks"]), (&json!(1), &json!(1)));
+    assert!(e["lab"]["strikes"].as_u64().unwrap() > 0, "{}", e["lab"]);
+    let strikes = e["lab"]["strikes"].clone();
+    let (_, after) = server.post("/v1/completions", &long());
+    assert_eq!(words(&after), words(&right));
+    assert_eq!(engine(&server)["lab"]["strikes"], strikes, "it ended with the flip back");
+}
+
 fn serve(flags: &[&str]) -> Output {
     let run =
         Command::new(lockstep()).arg("serve").args(flags).current_dir(temp_dir("flags")).output();

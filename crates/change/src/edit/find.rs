@@ -29,6 +29,31 @@ pub enum Search {
 /// Programs whose words are shown and do nothing.
 const TALKERS: [&str; 3] = ["echo", "printf", ":"];
 
+/// Programs that run another one, with flags of their own before its name.
+const WRAPPERS: [&str; 17] = [
+    "bash", "chrt", "dash", "docker", "ionice", "ksh", "nice", "numactl", "podman", "sh", "ssh",
+    "stdbuf", "su", "sudo", "taskset", "timeout", "zsh",
+];
+/// Words that stand before a command's own first word.
+const LEADS: [&str; 6] = ["export", "env", "local", "readonly", "declare", "exec"];
+
+/// From which of a command's words on flags are the program's own, and whether a flag of one dash
+/// among them is surely its: `taskset -c 0-3` speaks of processors, whatever `-c` is to a server.
+pub fn own_from(words: &[String], program: Option<&str>) -> (usize, bool) {
+    let is = |word: &str, name: &str| word == name || word.rsplit('/').next() == Some(name);
+    if let Some(at) = program.and_then(|p| words.iter().position(|w| is(w, p))) {
+        return (at + 1, true);
+    }
+    let leads = |w: &&String| LEADS.contains(&w.as_str()) || w.split('=').count() > 1;
+    let first = words.iter().find(|w| !leads(w));
+    (0, first.is_none_or(|w| !WRAPPERS.iter().any(|name| is(w, name))))
+}
+
+/// Those of a flag's spellings that may be looked for.
+pub fn spellings<'a>(all: &[&'a str], takes_short: bool) -> Vec<&'a str> {
+    all.iter().copied().filter(|s| takes_short || s.starts_with("--")).collect()
+}
+
 /// Looks for the flag in commands, then in words that hold commands (`sh -c '..'`).
 ///
 /// # Errors
@@ -38,7 +63,11 @@ pub fn flag(text: &[u8], all: &[Command], wanted: &Wanted<'_>) -> Result<Search,
     let concerned: Vec<&Command> = all.iter().filter(speaks).filter(|c| c.runs(wanted)).collect();
     let mut places = Vec::new();
     for command in &concerned {
-        in_words(text, &command.words, true, wanted, &mut places)?;
+        let texts: Vec<String> = command.words.iter().map(Word::text).collect();
+        let (from, takes_short) = own_from(&texts, wanted.program);
+        let spellings = spellings(wanted.spellings, takes_short);
+        let own = Wanted { spellings: &spellings, ..*wanted };
+        in_words(text, &command.words[from..], true, &own, &mut places)?;
     }
     for (_, value) in assignments(all) {
         in_words(text, &Word::inner(value), false, wanted, &mut places)?;
@@ -134,7 +163,6 @@ fn in_words(
 
 /// Every `NAME=value` that is a word of a command of its own or stands before a program.
 fn assignments(all: &[Command]) -> impl Iterator<Item = (String, &[Char])> {
-    const LEADS: [&str; 6] = ["export", "env", "local", "readonly", "declare", "exec"];
     all.iter().flat_map(|command| {
         let leads = |w: &&Word| w.assignment().is_some() || LEADS.contains(&&*w.text());
         command.words.iter().take_while(leads).filter_map(Word::assignment)

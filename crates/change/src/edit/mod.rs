@@ -262,8 +262,8 @@ pub fn set_toml(text: &[u8], name: &str, value: &TomlValue) -> Result<Edited, Ed
 ///
 /// # Errors
 /// The flag is not there just once with a value.
-pub fn set_command(text: &[u8], flags: &[&str], value: &str) -> Result<Edited, EditError> {
-    toml::set_command(text, flags, value)
+pub fn set_command(text: &[u8], wanted: &Wanted<'_>, value: &str) -> Result<Edited, EditError> {
+    toml::set_command(text, wanted, value)
 }
 
 /// A value as a settings file has it.

@@ -82,6 +82,43 @@ fn the_program_tells_two_commands_apart() {
     assert_eq!(edited.was, None);
 }
 
+/// A short flag of whatever runs the server was once taken for the server's own.
+#[test]
+fn a_wrapper_s_flags_are_its_own() {
+    let ctx = |program| Wanted { spellings: &["--ctx-size", "-c"], program };
+    let set = |text: &str, program| {
+        let edited = set_flag(text.as_bytes(), Syntax::Shell, &ctx(program), "8192");
+        edited.map(|e| String::from_utf8(e.text).unwrap())
+    };
+    let named = Some("s");
+    for (before, after, program) in [
+        ("taskset -c 0-3 s -c 4096", "taskset -c 0-3 s -c 8192", named),
+        ("taskset -c 0-3 s --ctx-size 4096", "taskset -c 0-3 s --ctx-size 8192", None),
+        ("sh -c 's -c 4096'", "sh -c 's -c 8192'", None),
+        (
+            "A=1 exec nice -n 5 taskset -c 1 /bin/s -c=1 -c 4",
+            "A=1 exec nice -n 5 taskset -c 1 /bin/s -c=1 -c 8192",
+            named,
+        ),
+        ("s -c 4096", "s -c 8192", None),
+    ] {
+        assert_eq!(set(before, program).as_deref(), Ok(after), "{before}");
+    }
+    assert!(set("taskset -c 0-3 s", None).is_err(), "there is none of the server's");
+    assert_eq!(set("taskset -c 0 s", named).unwrap(), "taskset -c 0 s --ctx-size 8192");
+    let command = |words: &str, program| {
+        let text = format!("[launch]\ncommand = [{words}]\n");
+        set_command(text.as_bytes(), &ctx(program), "8192")
+            .map(|e| String::from_utf8(e.text).unwrap())
+    };
+    assert!(
+        command("'taskset', '-c', '0', 's', '-c', '1'", named)
+            .unwrap()
+            .contains("'0', 's', '-c', \"8192\"")
+    );
+    assert!(command("'sh', '-c', 's -c 1'", None).is_err());
+}
+
 #[test]
 fn unit_files_are_edited_in_place() {
     let unit = "[Service]\nEnvironment=\"N=4\" M=5\nExecStart=/bin/s --x 'a b' \\\n# why\n  \
@@ -115,7 +152,7 @@ fn a_settings_file_keeps_its_comments() {
 #[test]
 fn a_targets_command_keeps_its_layout() {
     let text = "[launch]\ncommand = [\n  \"s\", # the server\n  \"--parallel\", \"4\",\n]\n";
-    let set = |text: &str| set_command(text.as_bytes(), &["--parallel", "-np"], "16");
+    let set = |text: &str| set_command(text.as_bytes(), &PARALLEL, "16");
     let edited = set(text).unwrap();
     assert_eq!(String::from_utf8(edited.text).unwrap(), text.replace("\"4\"", "\"16\""));
     assert_eq!(edited.was.as_deref(), Some("4"));

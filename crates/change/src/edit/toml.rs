@@ -1,6 +1,7 @@
 //! One key of `lockstep.toml`.
 
-use super::{EditError, Edited, TomlValue, word::line_of};
+use super::find::{own_from, spellings};
+use super::{EditError, Edited, TomlValue, Wanted, word::line_of};
 use toml_edit::{DocumentMut, Item, Table, Value, value};
 
 /// Sets a dotted key; comments and blanks around an existing value stay.
@@ -41,7 +42,7 @@ pub fn set(text: &[u8], name: &str, new: &TomlValue) -> Result<Edited, EditError
 }
 
 /// Sets a flag's value in `launch.command` of a target's file, a list of words.
-pub fn set_command(text: &[u8], flags: &[&str], new: &str) -> Result<Edited, EditError> {
+pub fn set_command(text: &[u8], wanted: &Wanted<'_>, new: &str) -> Result<Edited, EditError> {
     let toml = |what: String| EditError::Toml { what };
     let text = std::str::from_utf8(text).map_err(|e| toml(e.to_string()))?;
     let mut document: DocumentMut =
@@ -51,6 +52,8 @@ pub fn set_command(text: &[u8], flags: &[&str], new: &str) -> Result<Edited, Edi
     let list = list.ok_or_else(|| toml("launch.command is no list of words".into()))?;
     let words: Vec<String> =
         list.iter().map(|v| v.as_str().unwrap_or_default().to_owned()).collect();
+    let (from, takes_short) = own_from(&words, wanted.program);
+    let flags = spellings(wanted.spellings, takes_short);
     let attached = |w: &str| {
         flags
             .iter()
@@ -59,10 +62,10 @@ pub fn set_command(text: &[u8], flags: &[&str], new: &str) -> Result<Edited, Edi
             })
             .copied()
     };
-    let places: Vec<usize> = (0..words.len())
+    let places: Vec<usize> = (from..words.len())
         .filter(|i| flags.contains(&words[*i].as_str()) || attached(&words[*i]).is_some())
         .collect();
-    let flag = || flags.join(" or ");
+    let flag = || wanted.shown();
     let (at, word, was) = match places.as_slice() {
         [] => return Err(EditError::NotFound { flag: flag(), hidden_at: None }),
         [i] => match attached(&words[*i]) {

@@ -23,19 +23,25 @@ pub struct Gate {
     pub summary: String,
 }
 
-/// Runs the sessions; `fresh` are the buckets that the change brings, ascending.
+/// Runs the sessions, and looks at the batches of the server at `observed`, where that is another
+/// than the one that is asked; `fresh` are the buckets that the change brings, ascending.
 ///
 /// # Errors
 /// The gate cannot be run: the server answers nothing.
 pub fn gate(
     web: &Web,
+    observed: Option<&str>,
     sessions: &Sessions,
     concurrency: &[u32],
     fresh: &[u32],
     say: &mut dyn FnMut(&str),
 ) -> Result<Gate, ChangeError> {
     let client = web.client(sessions.timeout_seconds);
-    let options = sessions.options(concurrency);
+    let mut options = sessions.options(concurrency);
+    options.observed_url = observed.map(str::to_owned);
+    // Buckets that were there before the change are no business of its gate.
+    options.held = fresh.to_vec();
+    options.accept_partial_coverage = fresh.is_empty();
     let ran = web.runtime().block_on(async {
         let (send, mut phases) = unbounded_channel();
         let run = check(client, options, watch(send), Stop::default());
@@ -48,10 +54,10 @@ pub fn gate(
         }
     });
     let mut finding = ran.map_err(|e| ChangeError::Gate { what: e.to_string() })?;
-    let summary = report::summary(&finding);
-    let (json, html) = (report::json(&finding), report::html(&finding));
     // The buckets that matter here are judged by themselves.
     finding.options.accept_partial_coverage = true;
+    let summary = report::summary(&finding);
+    let (json, html) = (report::json(&finding), report::html(&finding));
     let mut criteria = Vec::new();
     if !fresh.is_empty() {
         criteria.push(covered(&finding.coverage, fresh, sessions.accept_inconclusive));

@@ -1,6 +1,9 @@
 //! Predictions against the story's own figures.
 
 use super::*;
+use crate::deployment::Peer;
+use crate::readback::InForce;
+use crate::target::Worker;
 
 fn wish(name: &str, value: &str) -> Wish {
     Wish { name: name.into(), flags: vec![format!("--{name}")], value: value.into() }
@@ -22,7 +25,8 @@ fn by_script() -> Target {
     Target {
         kind: Kind::Sglang,
         launch: Launch::Script { path: "serve.sh".into() },
-        ..Target::direct("http://a:1")
+        router: Some("http://127.0.0.1:30000".into()),
+        ..Target::direct("http://127.0.0.1:30002")
     }
 }
 
@@ -48,6 +52,62 @@ fn the_storys_change_is_predicted_with_its_second_order_effects() {
     let overlap = p.findings.iter().find(|f| f.id == "sglang-v4-overlap-forks").unwrap();
     assert!(overlap.words.contains("new buckets [40, 48, 56, 64] fork, [72, 80, 88, 96] do not"));
     assert!(p.blockers().is_empty());
+}
+
+fn peer(port: u16, role: &str, command: &str, max_bs: Option<&str>) -> Peer {
+    let mut r = Readback { role: Some(role.into()), command: command.into(), ..story() };
+    if let Some(value) = max_bs {
+        let value = value.into();
+        r.settings.insert("cuda-graph-max-bs-decode".into(), InForce { value, source: None });
+    }
+    let worker = Worker { url: format!("http://127.0.0.1:{port}"), role: None };
+    Peer { worker, readback: Some(r) }
+}
+
+/// The story's deployment: a router, a prefill worker, two decode workers, one of which is changed.
+#[test]
+fn what_a_role_means_is_said() {
+    let wishes = [wish("cuda-graph-max-bs-decode", "96")];
+    let prefill = "sglang --max-queued-requests 32 --cuda-graph-max-bs-decode 32";
+    let around = Deployment {
+        peers: vec![peer(30003, "prefill", prefill, None), peer(30004, "decode", "", Some("32"))],
+        ..Deployment::default()
+    };
+    let grounds = Grounds { around, ..Grounds::default() };
+    let p = predict(&by_script(), &story(), &wishes, &grounds);
+    let words = |id: &str| -> Vec<&str> {
+        p.findings.iter().filter(|f| f.id == id).map(|f| f.words.as_str()).collect()
+    };
+    assert!(words("requests-through-router")[0].contains("go through http://127.0.0.1:30000"));
+    assert!(words("others-carry")[0].contains("1 other decode workers"), "{:?}", p.findings);
+    assert!(words("workers-differ")[0].contains("http://127.0.0.1:30004 has 32"));
+    // The limit that does nothing, at the changed worker and at the prefill worker.
+    assert_eq!(words("sglang-queue-limit-in-pd").len(), 2, "{:?}", p.findings);
+    assert!(words("sglang-decode-graphs-in-prefill")[0].starts_with("at http://127.0.0.1:30003"));
+    assert!(p.blockers().is_empty(), "{:?}", p.findings);
+
+    let alone = Grounds::default();
+    let p = predict(&by_script(), &story(), &wishes, &alone);
+    let only = p.findings.iter().find(|f| f.id == "only-worker").unwrap();
+    assert!(only.words.contains("the only decode worker"), "{only:?}");
+    let no_router = Target { router: None, ..by_script() };
+    let p = predict(&no_router, &story(), &wishes, &alone);
+    assert!(p.blockers()[0].contains("answers no request by itself"), "{:?}", p.findings);
+    let around = Deployment { said_role: Some("prefill".into()), ..Deployment::default() };
+    let p = predict(&by_script(), &story(), &wishes, &Grounds { around, ..alone });
+    assert!(p.blockers()[0].contains("runs as decode, and is listed as prefill"));
+}
+
+#[test]
+fn a_server_of_another_machine_is_not_restarted_from_here() {
+    let there = Target { url: "http://192.0.2.7:30002".into(), ..by_script() };
+    let wishes = [wish("cuda-graph-max-bs-decode", "96")];
+    let p = predict(&there, &story(), &wishes, &Grounds::default());
+    assert!(p.blockers()[0].contains("is not on this machine"), "{:?}", p.findings);
+    // A tunnel to it is on this machine, and would be ended in its place.
+    let tunnel = Grounds { holder: Some("ssh".into()), ..Grounds::default() };
+    let p = predict(&by_script(), &story(), &wishes, &tunnel);
+    assert!(p.blockers()[0].contains("is held by ssh"), "{:?}", p.findings);
 }
 
 #[test]

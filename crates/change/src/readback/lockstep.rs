@@ -25,8 +25,16 @@ pub fn read(info: Value) -> Option<Readback> {
     r.graph_bytes = engine.get("device").and_then(|d| d["arena_bytes"].as_u64());
     r.started = info["startup_time"].as_u64();
     r.command = info["launch_command"].as_str().unwrap_or_default().into();
+    r.alarms = alarms(&info).map(|(name, _)| name.to_owned()).collect();
     r.raw = info;
     Some(r)
+}
+
+/// Alarms to act on that are raised, with their words.
+pub fn alarms(info: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let all = info["lockstep"]["alarms"].as_array().into_iter().flatten();
+    all.filter(|a| a["level"] == "act")
+        .filter_map(|a| Some((a["alarm"].as_str()?, a["words"].as_str()?)))
 }
 
 /// Bytes of the arena that each decode bucket of a generation uses, by its size.

@@ -6,18 +6,21 @@ mod lockstep;
 mod sglang;
 mod vllm;
 
-pub use lockstep::generation_buckets;
+pub use lockstep::{alarms, generation_buckets};
 
 use crate::fault::ChangeError;
-use crate::target::{Kind, Target};
+use crate::target::{Kind, Launch, Target};
 use crate::web::Web;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::process::Command;
 
 /// Bytes of a log's end that are read.
 const LOG_BYTES: u64 = 4 << 20;
+/// Lines of a unit's journal that are asked for.
+const JOURNAL_LINES: u32 = 20_000;
 
 /// A setting in force.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,6 +56,8 @@ pub struct Readback {
     pub started: Option<u64>,
     /// Its command line, where it tells.
     pub command: String,
+    /// Alarms to act on that are raised, where it has alarms.
+    pub alarms: Vec<String>,
     /// The answers themselves.
     pub raw: Value,
 }
@@ -72,6 +77,7 @@ impl Readback {
             role: None,
             started: None,
             command: String::new(),
+            alarms: Vec::new(),
             raw: Value::Null,
         }
     }
@@ -92,7 +98,8 @@ impl Readback {
             "kind": self.kind.as_str(), "version": self.version, "model": self.model,
             "settings": settings, "buckets": self.buckets, "running_max": self.running_max,
             "pool_tokens": self.pool_tokens, "graph_bytes": self.graph_bytes, "role": self.role,
-            "started": self.started, "command": self.command, "raw": self.raw,
+            "started": self.started, "command": self.command, "alarms": self.alarms,
+            "raw": self.raw,
         })
     }
 
@@ -111,7 +118,7 @@ impl Readback {
 /// # Errors
 /// It does not answer, or is another kind of server.
 pub fn read(web: &Web, target: &Target) -> Result<Readback, ChangeError> {
-    let log = target.log.as_deref().map(tail).transpose()?.unwrap_or_default();
+    let log = log(target)?;
     match target.kind {
         Kind::Lockstep => {
             let info = match web.get_json("/server_info") {
@@ -183,6 +190,26 @@ pub fn detect(web: &Web) -> Result<Kind, ChangeError> {
     })
 }
 
+/// What the server has written lately: to the target's log, else to the journal of its unit.
+fn log(target: &Target) -> Result<String, ChangeError> {
+    match (&target.log, &target.launch) {
+        (Some(path), _) => tail(path),
+        (None, Launch::Systemd { unit, is_user, .. }) => Ok(journal(unit, *is_user)),
+        _ => Ok(String::new()),
+    }
+}
+
+/// The end of a unit's journal; nothing where there is no journal to be read.
+fn journal(unit: &str, is_user: bool) -> String {
+    let of = if is_user { "--user-unit" } else { "--unit" };
+    let lines = JOURNAL_LINES.to_string();
+    let mut ask = Command::new("journalctl");
+    ask.args([of, unit, "--lines", &lines, "--output", "cat", "--no-pager", "--quiet"]);
+    let out = ask.output().map(|out| out.stdout).unwrap_or_default();
+    let from = out.len().saturating_sub(LOG_BYTES as usize);
+    String::from_utf8_lossy(&out[from..]).into_owned()
+}
+
 /// The end of a log.
 fn tail(path: &Path) -> Result<String, ChangeError> {
     let fault = |why| ChangeError::Read { path: path.into(), why };
@@ -195,6 +222,12 @@ fn tail(path: &Path) -> Result<String, ChangeError> {
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes).map_err(fault)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What a log says since the last start that it tells of: what an earlier one captured, and this
+/// one may not have, is not this server's.
+fn since_start<'a>(log: &'a str, start: &str) -> &'a str {
+    log.rfind(start).map_or(log, |at| &log[at..])
 }
 
 /// The number right after the last place of `before` in a text.

@@ -1,6 +1,6 @@
 //! SGLang: `/server_info` and its log, 0.5.11 to 0.5.23.
 
-use super::{Readback, list_after, number_after, numbers};
+use super::{Readback, list_after, number_after, numbers, since_start};
 use crate::target::Kind;
 use serde_json::Value;
 
@@ -21,10 +21,13 @@ const SETTINGS: [&str; 14] = [
     "num_continuous_decode_steps",
     "disable_cuda_graph",
 ];
+/// Begins the line with which each start tells its arguments.
+const START: &str = "server_args=ServerArgs(";
 const GB: f64 = (1u64 << 30) as f64;
 
 /// Reads the answer; what it does not tell is looked for in the log.
 pub fn read(info: Value, log: &str) -> Readback {
+    let log = since_start(log, START);
     let mut r = Readback::none(Kind::Sglang);
     let state = info["internal_states"][0].clone();
     for name in SETTINGS {

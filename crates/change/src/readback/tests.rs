@@ -44,6 +44,24 @@ fn sglang_16_is_read_from_its_log() {
     assert_eq!(r.graph_bytes, Some((3.91 * (1u64 << 30) as f64) as u64));
 }
 
+/// A log goes on over restarts: what the start before had captured was once taken for this one's.
+#[test]
+fn only_the_last_start_of_a_log_counts() {
+    let info = json!({"version": "0.5.16", "model_path": "m", "internal_states": [{}]});
+    let start = "server_args=ServerArgs(model_path='m')\n";
+    let captured = "Capture target decode CUDA graph begin. bs=[4, 2, 1]\nmem usage=3.91 GB\n";
+    let two = format!("{start}{captured}{start}max_running_requests=8, x\n");
+    let r = sglang::read(info.clone(), &two);
+    assert_eq!((r.buckets.len(), r.graph_bytes, r.running_max), (0, None, Some(8)));
+    let r = sglang::read(info, &format!("{two}{start}{captured}"));
+    assert_eq!(r.buckets, [1, 2, 4]);
+    let captured = "Graph capturing finished in 22 secs, took 2.51 GiB\n";
+    let log = format!("{captured}INFO vLLM API server version 0.33.0\n");
+    let pair = json!({"vllm_config": {"kv_transfer_config": {"kv_role": "kv_consumer"}}});
+    let r = vllm::read(&Value::Null, &Value::Null, pair, &log);
+    assert_eq!((r.graph_bytes, r.role.as_deref()), (None, Some("decode")));
+}
+
 #[test]
 fn vllm_is_read_with_and_without_its_development_mode() {
     let version = json!({"version": "0.33.0"});

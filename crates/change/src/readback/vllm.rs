@@ -1,13 +1,16 @@
 //! vLLM 0.33: `/version`, `/v1/models`, `/server_info` of its development mode, its log.
 
-use super::{Readback, number_after, numbers};
+use super::{Readback, number_after, numbers, since_start};
 use crate::target::Kind;
 use serde_json::{Value, json};
 
+/// Begins the line with which each start tells its version.
+const START: &str = "vLLM API server version";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// Reads what there is: outside the development mode, the log alone tells of captures.
 pub fn read(version: &Value, models: &Value, info: Value, log: &str) -> Readback {
+    let log = since_start(log, START);
     let mut r = Readback::none(Kind::Vllm);
     r.version = version["version"].as_str().unwrap_or_default().into();
     r.model = models["data"][0]["id"].as_str().unwrap_or_default().into();
@@ -24,6 +27,12 @@ pub fn read(version: &Value, models: &Value, info: Value, log: &str) -> Readback
     let finished = log.rfind("Graph capturing finished").map(|at| &log[at..]);
     let took = finished.and_then(|line| number_after(line.lines().next()?, "took"));
     r.graph_bytes = took.map(|g| (g * GIB) as u64);
+    // A side of a disaggregated pair is told by which way its KV goes.
+    r.role = match config["kv_transfer_config"]["kv_role"].as_str() {
+        Some("kv_producer") => Some("prefill".into()),
+        Some("kv_consumer") => Some("decode".into()),
+        _ => None,
+    };
     r.raw = json!({"version": version, "models": models, "server_info": info});
     r
 }

@@ -19,6 +19,12 @@ fn plain(v: &Value) -> String {
     v.as_str().map_or_else(|| v.to_string(), str::to_owned)
 }
 
+/// Bytes, for a person.
+fn mib(v: &Value) -> String {
+    let one = |b: u64| format!("{:.1} MiB", b as f64 / f64::from(1 << 20));
+    v.as_u64().map_or_else(|| "unknown".into(), one)
+}
+
 /// The decision in one line.
 pub fn verdict(whole: &Value) -> String {
     let back = facts(whole, "rolled_back");
@@ -41,9 +47,10 @@ pub fn markdown(whole: &Value) -> String {
     let _ = writeln!(p, "| | |\n|---|---|\n| why | {} |", why.replace('|', "/"));
     let _ =
         writeln!(p, "| target | {} ({}) |", plain(&proposed["target"]), plain(&proposed["url"]));
+    let role = server["role"].as_str().map_or(String::new(), |r| format!(", {r} worker"));
     let _ = writeln!(
         p,
-        "| server | {} {}, {} |",
+        "| server | {} {}, {}{role} |",
         plain(&server["kind"]),
         plain(&server["version"]),
         plain(&server["model"])
@@ -86,6 +93,18 @@ fn undo(whole: &Value) -> String {
     )
 }
 
+/// What each new bucket takes, where that is known, in the order of their sizes.
+fn per_bucket(v: &Value) -> Option<String> {
+    let mut all: Vec<(u32, &Value)> = v["memory"]["per_bucket_bytes"]
+        .as_object()?
+        .iter()
+        .filter_map(|(n, b)| Some((n.parse().ok()?, b)))
+        .collect();
+    all.sort_unstable_by_key(|(n, _)| *n);
+    let all: Vec<String> = all.iter().map(|(n, b)| format!("decode-{n} {}", mib(b))).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
 fn prediction(p: &mut String, v: &Value) {
     let _ = writeln!(p, "## Prediction\n\n| setting | before | after |\n|---|---|---|");
     for s in list(&v["settings"]) {
@@ -94,17 +113,23 @@ fn prediction(p: &mut String, v: &Value) {
         let _ = writeln!(p, "| `{}` | {from}{source} | {} |", plain(&s["name"]), plain(&s["to"]));
     }
     let (m, d) = (&v["memory"], &v["downtime"]);
-    let _ = writeln!(p, "\n- New buckets: {}", v["buckets"]["new"]);
+    let fresh: Vec<String> = list(&v["buckets"]["new"]).map(plain).collect();
+    let fresh = if fresh.is_empty() { "none".into() } else { fresh.join(", ") };
+    let _ = writeln!(p, "\n- New buckets: {fresh}");
+    if let Some(all) = per_bucket(v) {
+        let _ = writeln!(p, "- Of the shared arena: {all}");
+    }
     let _ = writeln!(
         p,
-        "- Memory: {} bytes while staged, {} more kept, {} free. Method: {}. Past error: {}.",
-        m["staging_bytes"],
-        m["kept_bytes"],
-        m["free_bytes"],
+        "- Memory: {} while staged, {} more kept, {} free. Method: {}. Past error: {}.",
+        mib(&m["staging_bytes"]),
+        mib(&m["kept_bytes"]),
+        mib(&m["free_bytes"]),
         plain(&m["method"]),
         plain(&m["past_error"])
     );
-    let _ = writeln!(p, "- Downtime: {} s ({})", d["seconds"], plain(&d["method"]));
+    let seconds = d["seconds"].as_f64().map_or("unknown".into(), |s| format!("{s:.1} s"));
+    let _ = writeln!(p, "- Downtime: {seconds} ({})", plain(&d["method"]));
     for f in list(&v["findings"]) {
         let (id, words, source) = (plain(&f["id"]), plain(&f["words"]), plain(&f["source"]));
         let _ = writeln!(p, "- {id}: {words} (source: {source})");
@@ -120,9 +145,9 @@ fn evidence(p: &mut String, whole: &Value) {
             e.iter().map(|(k, v)| format!("{} {v}", k.replace('_', " "))).collect();
         let _ = writeln!(
             p,
-            "- Staged generation: {}; {} bytes.",
+            "- Staged generation: {}; {}.",
             all.join(", "),
-            proven["staging_bytes"]
+            mib(&proven["staging_bytes"])
         );
     }
     let flipped = facts(whole, "flipped");

@@ -11,7 +11,8 @@ pub fn escaped(text: &str) -> String {
 pub fn html(markdown: &str) -> String {
     let mut page = String::new();
     let mut open = "";
-    for line in markdown.lines() {
+    let mut lines = markdown.lines().peekable();
+    while let Some(line) = lines.next() {
         let form = form(line);
         if form != open {
             page.push_str(match open {
@@ -27,7 +28,10 @@ pub fn html(markdown: &str) -> String {
             open = form;
         }
         match form {
-            "table" => row(&mut page, line),
+            "table" => {
+                let is_head = lines.peek().is_some_and(|next| is_rule(next));
+                row(&mut page, line, if is_head { "th" } else { "td" });
+            }
             "list" => item(&mut page, line.trim_start_matches("- ")),
             "" => {}
             _ => {
@@ -55,13 +59,17 @@ fn form(line: &str) -> &'static str {
     }
 }
 
-fn row(page: &mut String, line: &str) {
-    // The rule below a table's head, and a head without words.
-    if line.chars().all(|c| matches!(c, '|' | '-' | ' ')) {
+/// The rule below a table's head, and a head without words.
+fn is_rule(line: &str) -> bool {
+    line.starts_with('|') && line.chars().all(|c| matches!(c, '|' | '-' | ' '))
+}
+
+fn row(page: &mut String, line: &str, cell: &str) {
+    if is_rule(line) {
         return;
     }
     let cells = line.trim_matches('|').split('|');
-    let cells: String = cells.map(|c| format!("<td>{}</td>", spans(c.trim()))).collect();
+    let cells: String = cells.map(|c| format!("<{cell}>{}</{cell}>", spans(c.trim()))).collect();
     let _ = write!(page, "<tr>{cells}</tr>");
 }
 
@@ -117,12 +125,12 @@ mod tests {
 
     #[test]
     fn forms_are_rendered_and_nothing_else_is_obeyed() {
-        let text = "# A `b`\n\nwords <i>\n\n| | |\n|---|---|\n| x | y |\n\n- passed a: [c](c.html)\n\
-                    - FAILED b: [d](javascript:e)\n";
+        let text = "# A `b`\n\nwords <i>\n\n| | |\n|---|---|\n| x | y |\n\n| h |\n|---|\n| 1 |\n\n\
+                    - passed a: [c](c.html)\n- FAILED b: [d](javascript:e)\n";
         assert_eq!(
             html(text),
             "<h1>A <code>b</code></h1><p>words &lt;i&gt;</p><table><tr><td>x</td><td>y</td></tr>\
-             </table><ul><li class=\"kept\">passed a: <a href=\"c.html\">c</a></li>\
+             </table><table><tr><th>h</th></tr><tr><td>1</td></tr></table><ul><li class=\"kept\">passed a: <a href=\"c.html\">c</a></li>\
              <li class=\"back\">FAILED b: [d](javascript:e)</li></ul>"
         );
     }

@@ -1,10 +1,16 @@
 //! What a change must pass: the corruption gate's sessions, and the load before and after.
 
 use super::{count, counts, number, words};
+use core::ops::RangeInclusive;
 use lockstep_check::dialogue::{Kind as SessionKind, Sizes};
 use lockstep_check::run::{CONTEXT_TOKENS_MAX, Options, Profile, ROUNDS_MAX, SESSIONS_MAX};
 use toml_edit::{Item, Table};
 
+/// Losses of throughput that can be asked for; a negative one is a gain. The command line and a
+/// target take the same, since a record's target is read again.
+pub const TOLERANCE_PERCENT: RangeInclusive<f64> = -1e6..=100.0;
+/// Growths of the 99th percentile that can be asked for.
+pub const P99_FACTOR: RangeInclusive<f64> = 0.0..=1e6;
 /// Sessions of the gate where a target names none, at least.
 const SESSIONS_MIN: u32 = 24;
 
@@ -114,9 +120,13 @@ impl Gates {
             "gates.repeats" => self.repeats = at_least_one(100)?,
             "gates.input" => self.input = at_least_one(1 << 20)?,
             "gates.tokens" => self.tokens = at_least_one(4096)?,
-            "gates.tolerance-percent" => self.tolerance_percent = number(name, item, 100.0)?,
-            "gates.errors-percent-max" => self.errors_percent_max = number(name, item, 100.0)?,
-            "gates.p99-factor-max" => self.p99_factor_max = number(name, item, 1000.0)?,
+            "gates.tolerance-percent" => {
+                self.tolerance_percent = number(name, item, TOLERANCE_PERCENT)?;
+            }
+            "gates.errors-percent-max" => {
+                self.errors_percent_max = number(name, item, 0.0..=100.0)?
+            }
+            "gates.p99-factor-max" => self.p99_factor_max = number(name, item, P99_FACTOR)?,
             "check.sessions" => check.sessions = Some(at_least_one(SESSIONS_MAX)?),
             "check.rounds" => check.rounds = at_least_one(ROUNDS_MAX)?,
             "check.context" => check.context = at_least_one(CONTEXT_TOKENS_MAX)?,

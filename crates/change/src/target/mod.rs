@@ -1,10 +1,13 @@
 //! What is changed: a server, how it is started, and what a change of it must pass.
 
 mod gates;
+mod worker;
 
-pub use gates::{Gates, Sessions};
+pub use gates::{Gates, P99_FACTOR, Sessions, TOLERANCE_PERCENT};
+pub use worker::Worker;
 
 use crate::fault::ChangeError;
+use core::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use toml_edit::{DocumentMut, Item, TableLike};
 
@@ -107,6 +110,8 @@ pub struct Target {
     pub url: String,
     /// The router before it, to be drained through.
     pub router: Option<String>,
+    /// The other workers behind that router; those that the router names are known anyway.
+    pub workers: Vec<Worker>,
     /// How it is started.
     pub launch: Launch,
     /// The program's name, where a script runs more than one.
@@ -134,6 +139,7 @@ impl Target {
             kind: Kind::Lockstep,
             url: url.to_owned(),
             router: None,
+            workers: Vec::new(),
             launch: Launch::Live,
             program: None,
             config: None,
@@ -143,6 +149,24 @@ impl Target {
             reserve_bytes: 0,
             watch_seconds: 60,
         }
+    }
+
+    /// The same with whole paths: it may be gone on with from another folder.
+    pub fn absolute(mut self) -> Target {
+        let whole = |path: &mut PathBuf| {
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute;
+            }
+        };
+        match &mut self.launch {
+            Launch::Script { path } => whole(path),
+            Launch::Systemd { file: Some(file), .. } => whole(file),
+            Launch::Command { folder, .. } => whole(folder.get_or_insert_with(|| ".".into())),
+            Launch::Live | Launch::Systemd { .. } | Launch::Unknown => {}
+        }
+        self.log.as_mut().map(whole);
+        self.config.as_mut().map(whole);
+        self
     }
 
     /// Reads a target's file.
@@ -206,6 +230,7 @@ impl Reader<'_> {
             }
             "url" => t.url = text(name, item)?,
             "router" => t.router = Some(text(name, item)?),
+            "workers" => t.workers = worker::read(item)?,
             "config" => t.config = Some(text(name, item)?.into()),
             "launch.method" => self.method = text(name, item)?,
             "launch.program" => t.program = Some(text(name, item)?),
@@ -289,10 +314,10 @@ fn words(name: &str, item: &Item) -> Result<Vec<String>, String> {
     list.ok_or_else(|| format!("{name} takes a list of words"))
 }
 
-fn number(name: &str, item: &Item, max: f64) -> Result<f64, String> {
+fn number(name: &str, item: &Item, range: RangeInclusive<f64>) -> Result<f64, String> {
     let n = item.as_float().or_else(|| item.as_integer().map(|n| n as f64));
-    let n = n.filter(|n| (0.0..=max).contains(n));
-    n.ok_or_else(|| format!("{name} takes a number from 0 to {max}"))
+    let n = n.filter(|n| range.contains(n));
+    n.ok_or_else(|| format!("{name} takes a number from {} to {}", range.start(), range.end()))
 }
 
 impl Target {
@@ -307,6 +332,9 @@ impl Target {
         }
         if let Some(config) = &self.config {
             d["config"] = text(&config.display().to_string());
+        }
+        if !self.workers.is_empty() {
+            d["workers"] = worker::tables(&self.workers);
         }
         let mut launch = toml_edit::Table::new();
         launch["method"] = text(self.launch.method());
@@ -374,8 +402,15 @@ mod tests {
             launch: Launch::Script { path: "serve.sh".into() },
             program: Some("llama-server".into()),
             log: Some("serve.log".into()),
+            router: Some("http://127.0.0.1:30000".into()),
+            workers: vec![
+                Worker { url: "http://127.0.0.1:8081".into(), role: Some("prefill".into()) },
+                Worker { url: "http://127.0.0.1:8082".into(), role: None },
+            ],
             gates: Gates {
                 concurrency: vec![1, 16],
+                // A gain is asked for.
+                tolerance_percent: -4900.0,
                 check: Sessions { sessions: Some(8), ..Sessions::default() },
                 ..Gates::default()
             },
@@ -398,5 +433,10 @@ mod tests {
         assert!(said("url = \"a:1\"\n[gate]\nrounds = 1\n").contains("'gate.rounds' is no key"));
         assert!(said("url = \"a:1\"\n[launch]\nmethod = \"script\"\n").contains("launch.path"));
         assert!(said("[launch]\nmethod = \"unknown\"\n").contains("url is missing"));
+        let workers = |text: &str| said(&format!("url = \"a:1\"\n{text}"));
+        assert!(workers("workers = [1]\n").contains("workers takes tables"));
+        assert!(workers("[[workers]]\nrole = \"decode\"\n").contains("workers.url is missing"));
+        assert!(workers("workers = [{url = \"a\", role = \"x\"}]\n").contains("prefill, decode"));
+        assert!(workers("[[workers]]\nurl = \"a\"\nprot = 1\n").contains("'workers.prot' is no"));
     }
 }

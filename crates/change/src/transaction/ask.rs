@@ -2,12 +2,14 @@
 
 use super::steps::{back, drive};
 use super::{Ground, free_bytes, lever, write_file};
-use crate::address::is_here;
+use crate::address::{is_here, is_same};
 use crate::clock::{stamp, unix_ms};
+use crate::deployment::{around, front};
 use crate::fault::ChangeError;
 use crate::journal::{Journal, State};
 use crate::lock::Lock;
 use crate::predict::{Grounds, Prediction, Wish, predict};
+use crate::process;
 use crate::readback::{self, Readback};
 use crate::record::{self, Record};
 use crate::rules;
@@ -69,7 +71,7 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
     let web = Web::new(&ask.target.url, &ask.keys)?;
     let r = readback::read(&web, &ask.target)?;
     let wishes = wishes(&ask, &r)?;
-    let mut target = ask.target;
+    let mut target = ask.target.absolute();
     if target.kind == Kind::Lockstep && target.config.is_none() && is_here(&target.url) {
         target.config = r.raw["lockstep"]["settings_file"].as_str().map(PathBuf::from);
     }
@@ -82,7 +84,7 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
     if !reasons.is_empty() {
         return Err(ChangeError::Blocked { reasons });
     }
-    let _lock = Lock::take(&ask.records)?;
+    let _lock = Lock::take(&ask.records, &target.url)?;
     refuse_unfinished(&ask.records, &target.url)?;
     if !(ask.confirm)(&prediction) {
         return Err(ChangeError::Unconfirmed);
@@ -91,7 +93,9 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
     let title = title(&wishes);
     let folder = folder(&ask.records, &title)?;
     let journal = Journal::create(&folder)?;
-    let mut g = Ground { target: &target, web, wishes, title, folder, journal, say: ask.say };
+    let front = front(&target, r.role.as_deref()).map(|url| web.beside(url)).transpose()?;
+    let mut g =
+        Ground { target: &target, web, front, wishes, title, folder, journal, say: ask.say };
     g.write("target.toml", target.to_toml().as_bytes())?;
     g.write_json("before.json", &r.to_json())?;
     g.write_json("prediction.json", &prediction.to_json())?;
@@ -106,7 +110,8 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
         "number": number, "title": g.title, "why": ask.why, "target": target.name,
         "target_file": target.file, "url": target.url, "before": before, "wishes": wishes,
         "new_buckets": prediction.new_buckets(), "started": r.started, "build": ask.build,
-        "server": {"kind": r.kind.as_str(), "version": r.version, "model": r.model},
+        "server": {"kind": r.kind.as_str(), "version": r.version, "model": r.model, "role": r.role},
+        "alarms": r.alarms, "audit_mismatches": super::live::audit_mismatches(&r.raw),
         "concurrency": concurrency(&r, &g.wishes, &prediction), "undoes": ask.undoes,
     });
     (g.say)(&format!("change {number}: {} in {}", g.title, g.folder.display()));
@@ -152,7 +157,9 @@ fn settle(
     say: &mut dyn FnMut(&str),
     first: impl FnOnce(&mut Ground<'_>) -> Result<(), ChangeError>,
 ) -> Result<Done, ChangeError> {
-    let _lock = Lock::take(records)?;
+    let url = unfinished(records, number)?.0.url;
+    let _lock = Lock::take(records, &url)?;
+    // Whoever had the lock may have settled it.
     let (record, target) = unfinished(records, number)?;
     let mut g = ground(&record, &target, keys, say)?;
     (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
@@ -210,9 +217,11 @@ fn grounds(
     let earlier = record::list(records)?;
     let of_kind = earlier.iter().filter(|e| e.kind == target.kind.as_str());
     let past = of_kind.filter_map(|e| e.predicted_and_measured).collect();
-    let same = earlier.iter().filter(|e| e.url == target.url);
+    let same = earlier.iter().filter(|e| is_same(&e.url, &target.url));
     let restarts = same.filter_map(|e| e.downtime_seconds).collect();
-    Ok(Grounds { generation, free_bytes: free_bytes(target), past, restarts })
+    let around = around(target, web);
+    let holder = process::serving(&target.url).and_then(|p| process::program(p.pid));
+    Ok(Grounds { generation, free_bytes: free_bytes(target), past, restarts, around, holder })
 }
 
 /// One, the old ceiling and the new one.
@@ -266,7 +275,7 @@ fn folder(records: &Path, title: &str) -> Result<PathBuf, ChangeError> {
 
 fn refuse_unfinished(records: &Path, url: &str) -> Result<(), ChangeError> {
     let all = record::list(records)?;
-    match all.into_iter().find(|r| r.url == url && !r.state.is_over()) {
+    match all.into_iter().find(|r| is_same(&r.url, url) && !r.state.is_over()) {
         Some(r) => {
             Err(ChangeError::Unfinished { record: r.name, number: r.number, state: r.state })
         }
@@ -304,8 +313,10 @@ fn ground<'a>(
     };
     let wishes = facts["wishes"].as_array().into_iter().flatten().filter_map(wish).collect();
     let web = Web::new(&target.url, keys)?;
+    let front = front(target, facts["server"]["role"].as_str());
+    let front = front.map(|url| web.beside(url)).transpose()?;
     let (title, folder) = (record.title.clone(), record.folder.clone());
-    Ok(Ground { target, web, wishes, title, folder, journal, say })
+    Ok(Ground { target, web, front, wishes, title, folder, journal, say })
 }
 
 /// Writes a target's file where there is none.

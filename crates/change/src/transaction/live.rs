@@ -7,6 +7,7 @@ use crate::edit::{self, TomlValue, diff::unified};
 use crate::fault::ChangeError;
 use crate::gate::Criterion;
 use crate::journal::Entry;
+use crate::readback;
 use lockstep_flow::knobs::{self, Value as KnobValue};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -207,15 +208,7 @@ impl Lever for Live {
         let is_live =
             Criterion::new("live", state == "live", format!("generation {n} is {state}{why}"));
         let info = g.web.get_json("/server_info")?;
-        let acts: Vec<String> = info["lockstep"]["alarms"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter(|a| a["level"] == "act")
-            .filter_map(|a| Some(format!("{}: {}", a["alarm"].as_str()?, a["words"].as_str()?)))
-            .collect();
-        let words = if acts.is_empty() { "none is raised".into() } else { acts.join("; ") };
-        Ok(vec![is_live, Criterion::new("alarms", acts.is_empty(), words)])
+        Ok(vec![is_live, alarms(g, &info)])
     }
 
     fn keep(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
@@ -258,6 +251,27 @@ impl Lever for Live {
         forget_pending(g);
         Ok(json!({"restarted": words, "live": live(g)?, "left": left}))
     }
+}
+
+/// What is raised beside the alarms that stood before the change; one that stays raised may hide a
+/// finding of the audit, so those are counted.
+fn alarms(g: &Ground<'_>, info: &Value) -> Criterion {
+    let proposed = g.journal.facts("proposed").cloned().unwrap_or_default();
+    let stood =
+        |name: &str| proposed["alarms"].as_array().is_some_and(|a| a.contains(&json!(name)));
+    let new = readback::alarms(info).filter(|(name, _)| !stood(name));
+    let mut acts: Vec<String> = new.map(|(name, words)| format!("{name}: {words}")).collect();
+    let (was, is) = (number(&proposed["audit_mismatches"]), audit_mismatches(info));
+    if is > was {
+        acts.push(format!("the audit has {is} findings, and had {was} before the change"));
+    }
+    let words = if acts.is_empty() { "none is raised".into() } else { acts.join("; ") };
+    Criterion::new("alarms", acts.is_empty(), words)
+}
+
+/// Findings of the audit so far, from `/server_info`.
+pub fn audit_mismatches(info: &Value) -> u64 {
+    number(&info["lockstep"]["engine"]["counters"]["audit_mismatches"])
 }
 
 /// Puts the settings file back where this change wrote what stands in it. Files that hold what

@@ -5,6 +5,7 @@ mod lever;
 mod live;
 mod restart;
 mod steps;
+mod units;
 
 pub use ask::{Ask, Done, begin, resume, roll_back, write_target};
 pub use live::pending_file;
@@ -25,6 +26,8 @@ pub struct Ground<'a> {
     pub target: &'a Target,
     /// Its endpoints.
     pub web: Web,
+    /// The router's, where requests reach it through that alone.
+    pub front: Option<Web>,
     /// What is wanted.
     pub wishes: Vec<Wish>,
     /// `decode.graph-max-bs=96`.
@@ -38,6 +41,11 @@ pub struct Ground<'a> {
 }
 
 impl Ground<'_> {
+    /// Where requests go.
+    pub fn requests(&self) -> &Web {
+        self.front.as_ref().unwrap_or(&self.web)
+    }
+
     /// Copies of files, from the journal.
     pub fn backups(&self) -> Vec<Backup> {
         let facts = self.journal.facts("backed_up").map(|f| &f["files"]);

@@ -1,9 +1,8 @@
 //! Servers that read their settings at their start: what starts them is edited, and they are
 //! restarted. The edited file lies in the record until the moment of the restart.
 
-use super::Ground;
 use super::lever::{Lever, Step};
-use crate::address::{is_here, port};
+use super::{Ground, units};
 use crate::backup::{self, digest};
 use crate::edit::{self, EditError, Syntax, Wanted, diff::unified};
 use crate::fault::ChangeError;
@@ -16,7 +15,6 @@ use crate::target::{Launch, Target};
 use crate::web::Web;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long a server may take to end before it is killed.
@@ -57,7 +55,7 @@ impl Lever for Restart {
             return Ok(Step::Back(vec!["the staged file is not what was staged".into()]));
         }
         let fault = match &g.target.launch {
-            Launch::Script { .. } => run("sh", &["-n".as_ref(), staged.as_os_str()]).err(),
+            Launch::Script { .. } => units::run("sh", &["-n".as_ref(), staged.as_os_str()]).err(),
             _ => None,
         };
         if let Some(e) = fault {
@@ -175,38 +173,11 @@ fn launch_file(g: &Ground<'_>) -> Result<PathBuf, ChangeError> {
         Launch::Script { path } => Ok(path.clone()),
         Launch::Systemd { file: Some(file), .. } => Ok(file.clone()),
         Launch::Systemd { unit, file: None, is_user } => {
-            unit_file(unit, *is_user, &g.wishes[0].name)
+            units::file(unit, *is_user, &g.wishes[0].name)
         }
         Launch::Command { .. } => g.target.file.clone().ok_or_else(|| none("it has no file")),
         Launch::Live | Launch::Unknown => Err(none("how the server is started is not said")),
     }
-}
-
-/// The unit's file or drop-in that has the last word on what is run, or on a variable.
-fn unit_file(unit: &str, is_user: bool, wish: &str) -> Result<PathBuf, ChangeError> {
-    let show = |property: &str| {
-        systemctl(is_user, &["show", "--value", &format!("--property={property}"), unit])
-    };
-    let main = show("FragmentPath")?;
-    let drop_ins = show("DropInPaths")?;
-    let mut files: Vec<PathBuf> = vec![main.trim().into()];
-    files.extend(drop_ins.split_whitespace().map(PathBuf::from));
-    last_word(&files, wish).ok_or_else(|| ChangeError::Program {
-        program: "systemctl".into(),
-        what: format!("no file of {unit} says what is run"),
-    })
-}
-
-/// Of a unit's file and its drop-ins in order, the last that says what is asked.
-pub fn last_word(files: &[PathBuf], wish: &str) -> Option<PathBuf> {
-    let says = |path: &&PathBuf| {
-        let Ok(text) = std::fs::read(path) else { return false };
-        match wish.strip_prefix("env.") {
-            Some(name) => edit::sets_variable(&text, name),
-            None => edit::has_exec_start(&text),
-        }
-    };
-    files.iter().rfind(says).cloned()
 }
 
 /// The file's text with every wish in it.
@@ -226,7 +197,7 @@ fn edited(g: &Ground<'_>, path: &Path, old: &[u8]) -> Result<Vec<u8>, ChangeErro
                 Err(EditError::NotFound { flag: format!("{name}="), hidden_at: None })
             }
             (Some(name), _) => edit::set_variable(&text, syntax, name, &wish.value),
-            (None, Syntax::Toml) => edit::set_command(&text, &flags, &wish.value),
+            (None, Syntax::Toml) => edit::set_command(&text, &wanted, &wish.value),
             (None, _) => edit::set_flag(&text, syntax, &wanted, &wish.value),
         };
         text = done.map_err(|why| ChangeError::Edit { path: path.into(), why })?.text;
@@ -249,6 +220,16 @@ fn restart(g: &mut Ground<'_>, is_way_back: bool) -> Result<f64, ChangeError> {
     if let Some((router, entry)) = routed {
         router::put_back(&router, &g.target.url, &entry)?;
         (g.say)(&format!("{} is in the rotation of {} again", g.target.url, router.url()));
+    }
+    if let Some(front) = &g.front {
+        // The first real answer of a worker with one side of it comes through its router.
+        let begun = Instant::now();
+        while let Err(e) = gate::probe(front) {
+            if begun.elapsed() > Duration::from_secs(g.target.ready_seconds) {
+                return Err(e);
+            }
+            std::thread::sleep(ASK_EVERY);
+        }
     }
     Ok(seconds)
 }
@@ -285,15 +266,12 @@ fn not_listed(g: &Ground<'_>) -> ChangeError {
 /// Ends the server, starts it again and waits for a real answer. Seconds without service.
 fn cycle(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
     let begun = Instant::now();
+    let limit = Duration::from_secs(g.target.ready_seconds);
     let mut started = None;
     if let Launch::Systemd { unit, is_user, .. } = &g.target.launch {
-        systemctl(*is_user, &["daemon-reload"])?;
-        systemctl(*is_user, &["restart", unit])?;
+        units::restart(unit, *is_user, limit)?;
     } else {
-        // Only a server of this machine: the port may be somebody else's here.
-        if let Some(port) = port(&g.target.url).filter(|_| is_here(&g.target.url))
-            && let Some(server) = process::listener(port)
-        {
+        if let Some(server) = process::serving(&g.target.url) {
             server.end(false, END_PATIENCE)?;
         }
         // What this change started and what never came to listen, or does not yet.
@@ -305,11 +283,9 @@ fn cycle(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
         g.journal.append(&Line::Note("started"), facts)?;
         started = Some(process);
     }
-    let limit = Duration::from_secs(g.target.ready_seconds);
     loop {
-        // Health alone says nothing: a server is ready when it has answered something.
-        match gate::probe(&g.web) {
-            Ok(_) => return Ok(begun.elapsed().as_secs_f64()),
+        match answers(g) {
+            Ok(()) => return Ok(begun.elapsed().as_secs_f64()),
             Err(e) if begun.elapsed() > limit => {
                 let what = format!("was not ready after {} s: {e}", limit.as_secs());
                 return Err(ChangeError::Answer { url: g.target.url.clone(), what });
@@ -321,9 +297,27 @@ fn cycle(g: &mut Ground<'_>) -> Result<f64, ChangeError> {
                     what,
                 });
             }
-            Err(_) => std::thread::sleep(ASK_EVERY),
+            Err(_) => {
+                if let Launch::Systemd { unit, is_user, .. } = &g.target.launch {
+                    units::look(unit, *is_user)?;
+                }
+                std::thread::sleep(ASK_EVERY);
+            }
         }
     }
+}
+
+/// Health alone says nothing: a server is ready when it has answered something. A worker with one
+/// side of a request cannot; its own check makes a token.
+fn answers(g: &Ground<'_>) -> Result<(), ChangeError> {
+    if g.front.is_none() {
+        return gate::probe(&g.web);
+    }
+    let path = "/health_generate";
+    let reply = g.web.get(path)?;
+    let what = format!("answered {}: {}", reply.status, reply.words());
+    let url = format!("{}{path}", g.target.url);
+    if reply.status == 200 { Ok(()) } else { Err(ChangeError::Answer { url, what }) }
 }
 
 fn log_of(g: &Ground<'_>) -> PathBuf {
@@ -354,50 +348,5 @@ fn launch(g: &Ground<'_>) -> Result<Process, ChangeError> {
             process::start(&words, &folder, &log, &g.folder)
         }
         _ => Err(g.lost("a way to start the server")),
-    }
-}
-
-/// Asks the system's service manager, or the calling user's own.
-fn systemctl(is_user: bool, arguments: &[&str]) -> Result<String, ChangeError> {
-    let user = is_user.then_some("--user");
-    let words: Vec<&std::ffi::OsStr> =
-        user.into_iter().chain(arguments.iter().copied()).map(AsRef::as_ref).collect();
-    run("systemctl", &words)
-}
-
-fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<String, ChangeError> {
-    let fault = |what: String| ChangeError::Program { program: program.into(), what };
-    let out = Command::new(program)
-        .args(arguments)
-        .output()
-        .map_err(|e| fault(format!("does not start: {e}")))?;
-    if out.status.success() {
-        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
-    }
-    let words = String::from_utf8_lossy(&out.stderr).trim().to_owned();
-    Err(fault(if words.is_empty() { out.status.to_string() } else { words }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::folder;
-
-    #[test]
-    fn the_last_drop_in_that_says_what_is_run_is_edited() {
-        let dir = folder("drop-ins");
-        let write = |name: &str, text: &str| {
-            let path = dir.join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        let files = [
-            write("s.service", "[Service]\nExecStart=/bin/s --parallel 4\n"),
-            write("10.conf", "[Service]\nExecStart=\nExecStart=/bin/s --parallel 8\n"),
-            write("20.conf", "[Service]\nEnvironment=A=1\n"),
-        ];
-        assert_eq!(last_word(&files, "parallel"), Some(files[1].clone()));
-        assert_eq!(last_word(&files, "env.A"), Some(files[2].clone()));
-        assert_eq!(last_word(&files[2..], "parallel"), None);
     }
 }

@@ -101,8 +101,10 @@ fn verify_back(g: &mut Ground<'_>, undone: &Value) -> Result<Value, ChangeError>
     let files = if left.is_empty() { json!(true) } else { json!({"left": left}) };
     let baseline = g.read_json("baseline.json").and_then(|v| Measured::from_json(&v));
     let Some(before) = baseline else { return Ok(json!({"settings": true, "files": files})) };
-    let after =
-        Measured { alone: gate::sample(&g.web, g.target.gates.tokens)?, ..Measured::default() };
+    let after = Measured {
+        alone: gate::sample(g.requests(), g.target.gates.tokens)?,
+        ..Measured::default()
+    };
     let before = Measured { points: Vec::new(), ..before };
     let all = gate::compare(g.target.kind, &g.target.gates, &before, &after);
     match all.iter().find(|c| !c.passed) {
@@ -147,7 +149,8 @@ pub fn load(g: &Ground<'_>) -> Load {
 /// as lines and as a page.
 fn measure(g: &mut Ground<'_>, name: &str, when: &str) -> Result<Measured, ChangeError> {
     let load = load(g);
-    let measured = gate::measure(&g.web, &load, g.say)?;
+    let web = g.front.as_ref().unwrap_or(&g.web);
+    let measured = gate::measure(web, &load, g.say)?;
     g.write_json(&format!("{name}.json"), &measured.to_json())?;
     g.write(&format!("bench-{when}.jsonl"), measured.to_lines().as_bytes())?;
     let page = bench::page(&measured.points, &[]);
@@ -219,7 +222,11 @@ fn failed(criteria: &[Criterion]) -> Vec<String> {
 fn corruption_gate(g: &mut Ground<'_>) -> Result<Vec<Criterion>, ChangeError> {
     let (fresh, concurrency) = (g.new_buckets(), load(g).concurrency);
     (g.say)("running the corruption gate");
-    let found = gate::gate(&g.web, &g.target.gates.check, &concurrency, &fresh, g.say)?;
+    // Batches are those of the worker itself, whoever passes the requests on.
+    let observed = g.front.as_ref().map(|_| g.web.url());
+    let web = g.front.as_ref().unwrap_or(&g.web);
+    let sessions = &g.target.gates.check;
+    let found = gate::gate(web, observed, sessions, &concurrency, &fresh, g.say)?;
     g.write_json("check.json", &found.json)?;
     g.write("check.html", found.html.as_bytes())?;
     g.write("check.txt", found.summary.as_bytes())?;

@@ -22,8 +22,8 @@ pub use options::{
 pub use prompt::{Prompts, Writer, write};
 
 use crate::calibration::Calibration;
-use crate::client::{Client, Outcome};
-use crate::coverage::{self, Coverage, DecodeLog, Facts};
+use crate::client::{Client, Outcome, Target};
+use crate::coverage::{self, Bucket, Coverage, DecodeLog, Facts};
 use crate::dialogue::{Kind, Rng, Session, make};
 use crate::judge::Registry;
 use crate::stop::Stop;
@@ -100,7 +100,8 @@ pub async fn check(
     let url = client.target().to_string();
     let failed = |outcome| CheckError::Server { url: url.clone(), outcome };
     let client = client.discover().await.map_err(failed)?;
-    let facts = coverage::facts(&client).await.map_err(failed)?;
+    let observed = observed(&client, &options)?;
+    let facts = coverage::facts(&observed).await.map_err(failed)?;
     let log = options.decode_log.as_deref().map(|path| {
         DecodeLog::open(path).map_err(|e| CheckError::Log { path: path.into(), why: e.to_string() })
     });
@@ -130,9 +131,10 @@ pub async fn check(
     if let Some(log) = &mut log {
         log.skip();
     }
-    let before = coverage::snapshot(&bench.client, facts.kind).await;
-    let sampler = sample::Sampler::start(bench.client.clone(), facts.kind, log);
-    let mut run = Run { bench, options, facts, before, sampler, answers: Vec::new(), waves: 0 };
+    let before = coverage::snapshot(&observed, facts.kind).await;
+    let sampler = sample::Sampler::start(observed.clone(), facts.kind, log);
+    let answers = Vec::new();
+    let mut run = Run { bench, observed, options, facts, before, sampler, answers, waves: 0 };
     run.load().await;
     let coverage = run.cover().await;
     let close_calls = if deterministic {
@@ -260,9 +262,23 @@ async fn calibrate(bench: &Arc<Bench>, options: &Options, deterministic: bool) -
     answers
 }
 
+/// The server whose batches are looked at: the one that is asked, where no other is named.
+fn observed(client: &Client, options: &Options) -> Result<Client, CheckError> {
+    let Some(url) = &options.observed_url else { return Ok(client.clone()) };
+    let asked = client.target();
+    let other = Target::parse(url).and_then(|t| t.with_api_key(asked.api_key.as_deref()));
+    let other = other.map_err(|e| OptionsError::Range {
+        what: "the observed server",
+        found: url.clone(),
+        expected: e.to_string(),
+    })?;
+    Ok(Client::new(other.with_timeouts(asked.timeouts)))
+}
+
 /// A run after its calibration.
 struct Run {
     bench: Arc<Bench>,
+    observed: Client,
     options: Options,
     facts: Facts,
     before: coverage::Snapshot,
@@ -307,7 +323,7 @@ impl Run {
     }
 
     async fn coverage(&mut self) -> Coverage {
-        let after = coverage::snapshot(&self.bench.client, self.facts.kind).await;
+        let after = coverage::snapshot(&self.observed, self.facts.kind).await;
         let peak = self.bench.in_flight_peak.load(Relaxed);
         let samples = self.sampler.samples();
         coverage::between(&self.facts, &self.before, &after, &samples, self.options.sessions, peak)
@@ -320,7 +336,11 @@ impl Run {
             return coverage;
         }
         for attempt in 0..FILLS_MAX {
-            let missing: Vec<_> = coverage.missing().into_iter().cloned().collect();
+            let held = &self.options.held;
+            let is_held = |b: &&Bucket| {
+                held.is_empty() || held.iter().any(|n| (b.rows_min..=b.rows).contains(n))
+            };
+            let missing: Vec<_> = coverage.missing().into_iter().filter(is_held).cloned().collect();
             if missing.is_empty() || self.bench.stop.is_stopped() {
                 break;
             }
@@ -337,6 +357,8 @@ impl Run {
                 ids.dedup();
                 let name = format!("filling the batch to {}", bucket.rows);
                 self.bench.phase(&name, steps(&self.bench, &ids));
+                // What others had running before the load is part of the batch.
+                let held = held.saturating_sub(self.before.running.unwrap_or(0) as usize);
                 let holders = fill::hold(&self.bench, held, self.facts.capacity_tokens).await;
                 self.bench.in_flight.fetch_add(held as u32, Relaxed);
                 let manner = Manner { churns: false, ..Manner::crowd(judged) };

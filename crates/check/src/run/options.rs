@@ -74,10 +74,15 @@ pub struct Options {
     pub time_limit: Duration,
     /// A file to which the server writes its decode log.
     pub decode_log: Option<PathBuf>,
+    /// Batch sizes whose buckets are held where the load does not reach them; empty: every bucket's.
+    pub held: Vec<u32>,
     /// Whether a run without coverage of every bucket may be clean.
     pub accept_partial_coverage: bool,
     /// Whether damage is narrowed down by changing one thing at a time.
     pub isolate: bool,
+    /// The server whose batches are looked at, where requests reach it through another: a worker
+    /// with one side of a request, whose router tells of other workers.
+    pub observed_url: Option<String>,
     /// Another way to the same model, for the isolation ladder: a worker behind the router.
     pub other_url: Option<String>,
     /// A key for the admin routes, for the isolation ladder.
@@ -128,8 +133,10 @@ impl Options {
             bound: None,
             time_limit: Duration::from_secs(3600),
             decode_log: None,
+            held: Vec::new(),
             accept_partial_coverage: false,
             isolate: false,
+            observed_url: None,
             other_url: None,
             admin_key: None,
             only: Vec::new(),

@@ -66,6 +66,26 @@ fn a_change_killed_at_any_line_is_rolled_back() {
     assert_eq!(counters["generations_rejected"], 0, "{counters}");
 }
 
+/// A change that does not pass is killed on its way back: the way back announced (9), done and not
+/// said (10).
+#[test]
+fn a_way_back_killed_at_any_line_is_finished() {
+    let site = Site::new("way-back", &[]);
+    for death in ["after-9", "before-10", "after-10"] {
+        let mut change = site.set("decode.graph-max-bs=8", &["--tolerance=-4900"]);
+        let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
+        assert_eq!(out.status.code(), None, "{death}: {out:?}");
+        if site.log().pop().unwrap()["state"] != "rolled_back" {
+            let (code, done, said) = run(&mut site.change(&["resume"]));
+            let ended = (code, &done["state"]);
+            assert_eq!(ended, (11, &json!("rolled_back")), "{death}: {done} {said}");
+            assert!(done["reasons"].to_string().contains("throughput: at"), "{death}: {done}");
+        }
+        assert_eq!(site.buckets(), json!([1, 2, 4]), "{death}");
+        assert_eq!(site.settings(), SETTINGS, "{death}");
+    }
+}
+
 /// The server ends in the watch window: it comes up with the old setting and says so; the change
 /// is rolled back when it is resumed.
 #[test]

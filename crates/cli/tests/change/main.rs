@@ -1,10 +1,12 @@
 //! `lockstep change` on real servers: kept and rolled back, live and by restart, killed at every
 //! line of its journal.
 
+mod clock;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
 mod live;
+mod pairs;
 #[path = "../../../check/tests/support/proxy.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod proxy;

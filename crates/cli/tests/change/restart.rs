@@ -55,7 +55,7 @@ pub fn wait(site: &Site) {
 pub fn end(mut site: Site) {
     site.stop();
     let port: u16 = site.url.rsplit(':').next().unwrap().parse().unwrap();
-    if let Some(server) = lockstep_change::process::listener(port) {
+    if let Some(server) = lockstep_change::process::listener(port, &[]) {
         server.end(false, std::time::Duration::from_secs(20)).unwrap();
     }
 }
@@ -113,27 +113,72 @@ fn a_server_that_does_not_come_back_right_is_rolled_back() {
     }
 }
 
-/// Killed around the restart: the flip is announced, the server is started and not yet written
-/// down, written down, ready and not said, said. Both ways out end with one server that has one
-/// setting, and a file that has the same.
+/// Kills a change of the running limit at a line of its journal.
+fn kill(site: &Site, wanted: u32, death: &str) {
+    let set = format!("sched.max-running-requests={wanted}");
+    let mut change = site.change(&["--target", "ours", "--set", &set, "--yes"]);
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
+    assert_eq!(out.status.code(), None, "{death}: killed, not ended: {out:?}");
+}
+
+/// Lines of a restart's journal: eight states, the intent of the flip (6), the start (7).
+const LINES: u64 = 10;
+
+/// Whatever line a change by restart was killed at - also before the line that says what was just
+/// done: the server is started and not written down (7), it answers and that is not said (8) - it
+/// goes on to one server that has the new setting, and a file that has the same.
 #[test]
-fn a_restart_killed_in_the_middle_is_settled() {
-    let deaths = ["after-6", "before-7", "after-7", "before-8", "after-8"];
+fn a_restart_killed_at_any_line_is_resumed() {
     let site = by_script("killed", "", |_, _| ":".into());
     let mut is = 4;
-    for (at, death) in deaths.iter().enumerate() {
+    let before = (7..=LINES).map(|seq| format!("before-{seq}"));
+    for death in (1..=LINES).map(|seq| format!("after-{seq}")).chain(before) {
         let wanted = if is == 4 { 8 } else { 4 };
-        let set = format!("sched.max-running-requests={wanted}");
-        let mut change = site.change(&["--target", "ours", "--set", &set, "--yes"]);
-        let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
-        assert_eq!(out.status.code(), None, "{death}: killed, not ended: {out:?}");
-        let way = if at % 2 == 0 { "resume" } else { "rollback" };
-        let (code, done, said) = run(&mut site.change(&[way]));
-        assert_eq!(code, 0, "{death}, {way}: {done} {said}");
-        is = if way == "resume" { wanted } else { is };
-        assert_eq!(running(&site), is, "{death}, {way}: {said}");
+        kill(&site, wanted, &death);
+        if site.log().pop().unwrap()["state"] != "kept" {
+            let (code, done, said) = run(&mut site.change(&["resume"]));
+            assert_eq!((code, &done["state"]), (0, &json!("kept")), "{death}: {done} {said}");
+        }
+        is = wanted;
+        assert_eq!(running(&site), is, "{death}");
         let text = read(&site.dir.join("serve.sh"));
-        assert!(text.contains(&format!("RUNNING={is}\n")), "{death}, {way}: {text}");
+        assert!(text.contains(&format!("RUNNING={is}\n")), "{death}: {text}");
+    }
+    end(site);
+}
+
+#[test]
+fn a_restart_killed_at_any_line_is_rolled_back() {
+    let site = by_script("killed-back", "", |_, _| ":".into());
+    let script = read(&site.dir.join("serve.sh"));
+    // The last line says that it is kept: nothing is left to be rolled back.
+    let after = (1..LINES).map(|seq| format!("after-{seq}"));
+    for death in after.chain(["before-7", "before-8"].map(str::to_owned)) {
+        kill(&site, 8, &death);
+        let (code, done, said) = run(&mut site.change(&["rollback"]));
+        assert_eq!((code, &done["state"]), (0, &json!("rolled_back")), "{death}: {done} {said}");
+        assert_eq!(running(&site), 4, "{death}");
+        assert_eq!(read(&site.dir.join("serve.sh")), script, "{death}");
+    }
+    end(site);
+}
+
+/// The way back is killed too: after the start that failed (7), with the way back announced (8), the
+/// old server started and not written down (9), and all of it done and not said (10).
+#[test]
+fn a_way_back_killed_at_any_line_is_finished() {
+    let site = by_script("killed-on-the-way-back", "", |_, _| "exit 3".into());
+    let script = read(&site.dir.join("serve.sh"));
+    for death in ["after-7", "after-8", "before-9", "after-9", "before-10", "after-10"] {
+        kill(&site, 8, death);
+        if site.log().pop().unwrap()["state"] != "rolled_back" {
+            let (code, done, said) = run(&mut site.change(&["resume"]));
+            let ended = (code, &done["state"]);
+            assert_eq!(ended, (11, &json!("rolled_back")), "{death}: {done} {said}");
+            assert!(done["reasons"].to_string().contains("ended before it was ready"), "{done}");
+        }
+        assert_eq!(running(&site), 4, "{death}");
+        assert_eq!(read(&site.dir.join("serve.sh")), script, "{death}");
     }
     end(site);
 }

@@ -110,3 +110,36 @@ fn a_worker_is_drained_through_its_router_and_put_back() {
     assert!(at("\"word\":\"drain\"") < idle && idle < at("\"word\":\"started\""), "{journal}");
     end(site);
 }
+
+/// Killed around its drain: announced (7), the worker out of rotation and not said (8), said, and
+/// back in rotation and not said (10). The router has the worker again in the end, once.
+#[test]
+fn a_drain_killed_in_the_middle_is_settled() {
+    let router = Router::start();
+    let site =
+        by_script("routed-killed", &format!("router = \"{}\"\n", router.1), |_, _| ":".into());
+    let worker = json!({"id": "w-1", "url": site.url, "worker_type": "regular"});
+    router.0.lock().unwrap().workers.push(worker);
+    let mut is = 4;
+    for (death, way) in [
+        ("after-7", "resume"),
+        ("before-8", "rollback"),
+        ("after-8", "resume"),
+        ("before-10", "resume"),
+    ] {
+        let wanted = if is == 4 { 8 } else { 4 };
+        let set = format!("sched.max-running-requests={wanted}");
+        let mut change = site.change(&["--target", "ours", "--set", &set, "--yes"]);
+        let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", death).output().unwrap();
+        assert_eq!(out.status.code(), None, "{death}: {out:?}");
+        let (code, done, said) = run(&mut site.change(&[way]));
+        assert_eq!(code, 0, "{death}: {done} {said}");
+        is = if way == "resume" { wanted } else { is };
+        assert_eq!(running(&site), is, "{death}");
+        let workers = router.0.lock().unwrap().workers.clone();
+        let urls: Vec<&Value> = workers.iter().map(|w| &w["url"]).collect();
+        assert_eq!(urls, [&json!(site.url)], "{death}");
+        assert_eq!(workers[0]["worker_type"], "regular", "{death}");
+    }
+    end(site);
+}

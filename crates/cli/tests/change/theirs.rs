@@ -84,7 +84,7 @@ true
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
     let url = format!("http://127.0.0.1:{}", port.trim());
     let (code, done, said) = run(&mut change(&dir, &["init", "--url", &url]));
-    let listener = lockstep_change::process::listener(port.trim().parse().unwrap());
+    let listener = lockstep_change::process::listener(port.trim().parse().unwrap(), &[]);
     listener.unwrap().end(false, std::time::Duration::from_secs(10)).unwrap();
     child.wait().unwrap();
     assert_eq!(code, 0, "{done} {said}");

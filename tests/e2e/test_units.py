@@ -1,0 +1,153 @@
+"""systemd: the shipped unit as systemd reads it, and a server that is changed through a unit of a
+manager that really runs. Where systemd cannot be had, each test is skipped and says why."""
+
+import json
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from harness import servers, systemd
+from harness.client import Client
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "deploy/systemd/lockstep.service"
+GATES = """
+[gates]
+concurrency = [4]
+rounds = 1
+repeats = 1
+input = 8
+tokens = 4
+tolerance-percent = 99
+p99-factor-max = 1000
+[check]
+sessions = 24
+rounds = 1
+context = 16
+tokens = 24
+kinds = ["echo"]
+[watch]
+seconds = 0
+"""
+# At a limit of 16 it comes up as a process that never says that it is ready.
+PROGRAM = """#!/bin/sh
+[ "$2" = 16 ] && exec sleep 1000
+exec '{lockstep}' serve --port {port} --kv-memory 64MiB --model '{model}' "$@"
+"""
+SERVICE = """# A unit of this test.
+[Service]
+Type=notify
+NotifyAccess=main
+# The limit: --max-running-requests 99 here is a comment.
+ExecStart={program} \\
+    --max-running-requests 4
+KillMode=mixed
+TimeoutStartSec=15min
+TimeoutStopSec=60
+Restart=on-failure
+"""
+
+
+def lockstep():
+    return servers.need("LOCKSTEP_BIN", "the lockstep binary")
+
+
+class Shipped(unittest.TestCase):
+    def test_systemd_takes_the_unit_and_finds_it_hardened(self):
+        analyze = systemd.have("systemd-analyze")
+        text = UNIT.read_text()
+        for needed in ("Type=notify", "NoNewPrivileges=yes", "ProtectSystem=strict", "TimeoutStopSec="):
+            self.assertIn(needed, text)
+        with tempfile.TemporaryDirectory() as folder:
+            unit = Path(folder) / UNIT.name
+            unit.write_text(text.replace("/usr/local/bin/lockstep", lockstep()))
+            verify = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False)
+            self.assertEqual(verify.returncode, 0, verify.stderr)
+            self.assertNotIn("lockstep.service:", verify.stderr)
+            offline = [analyze, "security", "--offline=true", "--threshold=25", "--no-pager", unit]
+            security = subprocess.run(offline, capture_output=True, text=True, check=False)
+            self.assertEqual(security.returncode, 0, f"its exposure is above 2.5: {security.stdout}")
+            exposure = security.stdout.strip().splitlines()[-1]
+            print(f"note: {' '.join(exposure.split())}", flush=True)
+
+
+class Unit(unittest.TestCase):
+    def setUp(self):
+        self.manager = systemd.UserManager().__enter__()
+        self.addCleanup(self.manager.__exit__)
+        folder = tempfile.TemporaryDirectory(prefix="lockstep-unit-")
+        self.addCleanup(folder.cleanup)
+        self.dir = Path(folder.name)
+        self.port = servers.free_port()
+        self.client = Client(self.port)
+        program = self.dir / "program"
+        program.write_text(PROGRAM.format(lockstep=lockstep(), port=self.port, model=servers.model_path()))
+        program.chmod(0o755)
+        self.unit = self.manager.units / "ours.service"
+        self.unit.write_text(SERVICE.format(program=program))
+        self.manager.ctl("daemon-reload")
+        started = self.manager.ctl("start", "ours.service")
+        self.assertEqual(started.returncode, 0, started.stderr)
+
+    def change(self, *arguments):
+        ran = subprocess.run([lockstep(), "change", *arguments, "--json"], cwd=self.dir,
+                             env=self.manager.env, capture_output=True, text=True, timeout=300, check=False)
+        self.assertTrue(ran.stdout, ran.stderr)
+        return ran.returncode, json.loads(ran.stdout), ran.stderr
+
+    def limit(self):
+        return self.client.get("/server_info")["max_running_requests"]
+
+    def test_a_server_is_changed_through_its_unit(self):
+        # `start` came back: requests are taken, without another look.
+        self.client.post("/v1/completions", {"prompt": "Once", "max_tokens": 1})
+        main, before = self.manager.show("ours.service", "MainPID"), self.unit.read_text()
+        init = ["init", "--url", f"http://127.0.0.1:{self.port}", "--unit", "ours.service", "--user"]
+        code, done, said = self.change(*init)
+        self.assertEqual((code, done["launch"]), (0, "systemd"), said)
+        target = self.dir / "targets/lockstep.toml"
+        head = target.read_text().split("[ready]")[0]
+        target.write_text(f"{head}[ready]\nseconds = 10\n{GATES}")
+
+        code, done, said = self.change("--set", "sched.max-running-requests=8", "--yes")
+        self.assertEqual((code, done["state"]), (0, "kept"), (done, said))
+        self.assertEqual(self.limit(), 8)
+        self.assertEqual(self.unit.read_text(), before.replace("requests 4", "requests 8"))
+        now = self.manager.show("ours.service", "MainPID")
+        self.assertNotEqual(now, main)
+        self.assertEqual(self.manager.show("ours.service", "ActiveState"), "active")
+
+        # One that never becomes ready: systemd itself would wait for 15 minutes.
+        kept = self.unit.read_text()
+        code, done, said = self.change("--set", "sched.max-running-requests=16", "--yes")
+        self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
+        self.assertIn("was not ready after 10 s", str(done["reasons"]))
+        self.assertEqual((self.unit.read_text(), self.limit()), (kept, 8))
+        self.assertEqual(self.manager.show("ours.service", "ActiveState"), "active")
+        self.assert_stop_drains()
+        print(f"note: {subprocess.check_output(['systemctl', '--version'], text=True).splitlines()[0]}: "
+              "a user's unit changed, rolled back and drained", flush=True)
+
+    def assert_stop_drains(self):
+        """`systemctl stop` lets an answer that was begun end."""
+        answers = []
+        body = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True}
+        asked = threading.Thread(
+            target=lambda: answers.append(self.client.post("/v1/completions", body)))
+        asked.start()
+        end = time.monotonic() + 20
+        while self.client.get("/server_info")["lockstep"]["engine"]["running"] == 0:
+            self.assertLess(time.monotonic(), end, "the request does not run")
+        stopped = self.manager.ctl("stop", "ours.service")
+        asked.join(60)
+        self.assertEqual(stopped.returncode, 0, stopped.stderr)
+        self.assertEqual(answers[0]["usage"]["completion_tokens"], 300)
+        self.assertEqual(self.manager.show("ours.service", "Result"), "success")
+        self.assertEqual(self.manager.show("ours.service", "ExecMainStatus"), "0")
+
+
+if __name__ == "__main__":
+    unittest.main()
