@@ -8,6 +8,8 @@ use crate::python::Venv;
 use crate::tree::root;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// What a GPU of which generation runs.
@@ -42,36 +44,68 @@ pub fn main(args: &[String]) -> Outcome {
     };
     let io = |e: std::io::Error| Stop::failed(format!("{}: {e}", out.display()));
     std::fs::create_dir_all(&out).map_err(io)?;
-    let mut faults = Vec::new();
+    let mut jobs = Vec::new();
     for source in sources(&kernels)? {
         let only = only(&source)?;
-        for arch in ARCHITECTURES.into_iter().filter(|a| only.as_deref().is_none_or(|o| o == *a)) {
-            let report = compile(&nvcc, &source, arch, &out)?;
-            let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if report.contains(SERIALISED) {
-                faults.push(format!("{name} {arch}: wgmma instructions are serialised"));
-            }
-            let kernels = read_report(&report);
-            let most = kernels.iter().map(|k| k.registers).max().unwrap_or(0);
-            println!("{name} {arch}: {} kernels, at most {most} registers", kernels.len());
-            if kernels.is_empty() {
-                faults.push(format!("{name} {arch}: the compiler reported on no kernel"));
-            }
-            for k in kernels {
-                if k.spilled > 0 {
-                    faults.push(format!("{name} {arch}: {} spills {} bytes", k.name, k.spilled));
-                }
-                if k.registers > REGISTERS_MAX {
-                    faults
-                        .push(format!("{name} {arch}: {} takes {} registers", k.name, k.registers));
-                }
-            }
-        }
+        let archs = ARCHITECTURES.into_iter().filter(|a| only.as_deref().is_none_or(|o| o == *a));
+        jobs.extend(archs.map(|arch| (source.clone(), arch)));
+    }
+    let mut faults = Vec::new();
+    for ((source, arch), report) in jobs.iter().zip(compile_all(&nvcc, &jobs, &out)) {
+        faults.extend(judge(source, arch, &report?));
     }
     if check {
         std::fs::remove_dir_all(&out).map_err(io)?;
     }
     if faults.is_empty() { Ok(()) } else { Err(Stop::failed(faults.join("\n"))) }
+}
+
+/// Reports of all compilations in order, as many at a time as there are processors.
+fn compile_all(
+    nvcc: &Path,
+    jobs: &[(PathBuf, &'static str)],
+    out: &Path,
+) -> Vec<Result<String, Stop>> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let work = || {
+        while let Some((source, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let report = compile(nvcc, source, arch, out);
+            let at = jobs.iter().position(|job| job.0 == *source && job.1 == *arch);
+            done.lock().expect("nobody panics with it").push((at, report));
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        (0..threads).for_each(|_| _ = scope.spawn(work));
+    });
+    let mut done = done.into_inner().expect("nobody panics with it");
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, report)| report).collect()
+}
+
+/// What is wrong with the kernels of a file.
+fn judge(source: &Path, arch: &str, report: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if report.contains(SERIALISED) {
+        faults.push(format!("{name} {arch}: wgmma instructions are serialised"));
+    }
+    let kernels = read_report(report);
+    let most = kernels.iter().map(|k| k.registers).max().unwrap_or(0);
+    println!("{name} {arch}: {} kernels, at most {most} registers", kernels.len());
+    if kernels.is_empty() {
+        faults.push(format!("{name} {arch}: the compiler reported on no kernel"));
+    }
+    for k in kernels {
+        if k.spilled > 0 {
+            faults.push(format!("{name} {arch}: {} spills {} bytes", k.name, k.spilled));
+        }
+        if k.registers > REGISTERS_MAX {
+            faults.push(format!("{name} {arch}: {} takes {} registers", k.name, k.registers));
+        }
+    }
+    faults
 }
 
 fn sources(folder: &Path) -> Result<Vec<PathBuf>, Stop> {

@@ -1,6 +1,8 @@
 //! The device that the settings ask for.
 
 use crate::exit::{Exit, Failure};
+#[cfg(feature = "cuda")]
+use lockstep_cuda::{CudaDevice, KernelSource};
 use lockstep_device::{CpuDevice, Device, cpu::CpuBackend};
 use lockstep_flow::Settings;
 use lockstep_flow::status::DeviceFacts;
@@ -38,8 +40,9 @@ pub fn cpu(settings: &Settings) -> Result<(CpuDevice, DeviceFacts), Failure> {
 
 #[cfg(feature = "cuda")]
 fn cuda() -> Result<(Box<dyn Device>, DeviceFacts), Failure> {
-    let device =
-        lockstep_cuda::CudaDevice::new(0, None).map_err(|e| Failure::new(Exit::Resources, e))?;
+    let cache = crate::pull::Store::cache(|name| std::env::var_os(name));
+    let kernels = KernelSource::BuiltIn { cache: cache.map(|c| c.join("kernels")) };
+    let device = CudaDevice::new(0, &kernels).map_err(|e| Failure::new(Exit::Resources, e))?;
     let (major, minor) = device.capability();
     let facts = DeviceFacts {
         name: device.name().into(),
@@ -52,7 +55,7 @@ fn cuda() -> Result<(Box<dyn Device>, DeviceFacts), Failure> {
 
 #[cfg(feature = "cuda")]
 fn cuda_backend() -> Result<Box<dyn Backend>, Failure> {
-    Ok(Box::new(lockstep_cuda::CudaBackend))
+    Ok(Box::new(lockstep_cuda::CudaBackend::default()))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -91,12 +91,24 @@ fn cuda() -> Finding {
     let built = lockstep_cuda::architectures();
     let mut words = vec![match built.as_slice() {
         [] => "no kernels in this binary: `cargo xtask cuda` compiles them before a build".into(),
-        all => format!("kernels in this binary: {}; NVRTC is not used", all.join(", ")),
+        all => format!("kernels in this binary: {}", all.join(", ")),
     }];
+    let compiler = lockstep_cuda::compiler();
+    words.push(match &compiler {
+        Ok(c) => format!(
+            "NVRTC {}.{} at {} compiles for GPUs that none of them is for",
+            c.version.0,
+            c.version.1,
+            c.library.display()
+        ),
+        Err(e) => e.to_string(),
+    });
     if let Some(version) = &module {
         words.push(format!("NVIDIA driver {version}"));
     }
-    let mut facts = json!({"built_in": true, "kernel_module": module, "kernels": built});
+    let nvrtc = compiler.as_ref().ok().map(|c| format!("{}.{}", c.version.0, c.version.1));
+    let mut facts =
+        json!({"built_in": true, "kernel_module": module, "kernels": built, "nvrtc": nvrtc});
     let (version, gpus) = match lockstep_cuda::gpus() {
         Ok(found) => found,
         Err(e) => {
@@ -111,7 +123,7 @@ fn cuda() -> Finding {
     let mut runs = false;
     let mut all = Vec::new();
     for gpu in &gpus {
-        let (fault, fact) = look_at(gpu, &mut words);
+        let (fault, fact) = look_at(gpu, compiler.is_ok(), &mut words);
         // `serve` takes the first one.
         runs |= gpu.ordinal == 0 && fault.is_none();
         words.extend(fault);
@@ -124,7 +136,11 @@ fn cuda() -> Finding {
 
 /// What a GPU is, and what keeps it from being used.
 #[cfg(feature = "cuda")]
-fn look_at(gpu: &lockstep_cuda::Gpu, words: &mut Vec<String>) -> (Option<String>, Value) {
+fn look_at(
+    gpu: &lockstep_cuda::Gpu,
+    compiles: bool,
+    words: &mut Vec<String>,
+) -> (Option<String>, Value) {
     let (major, minor) = gpu.capability;
     let arch = lockstep_cuda::architecture_for(gpu.capability);
     let slice = if gpu.is_slice() { ", a slice of a partitioned GPU (MIG)" } else { "" };
@@ -139,8 +155,11 @@ fn look_at(gpu: &lockstep_cuda::Gpu, words: &mut Vec<String>) -> (Option<String>
         gpu.memory_clock_mhz,
         arch.as_ref().map(|a| format!(", with the kernels for {a}")).unwrap_or_default(),
     ));
-    let fault = if arch.is_none() {
-        Some(format!("GPU {}: no kernel here is for {major}.{minor}", gpu.ordinal))
+    let fault = if arch.is_none() && !compiles {
+        Some(format!(
+            "GPU {}: no kernel here is for {major}.{minor}, and none can be compiled",
+            gpu.ordinal
+        ))
     } else if gpu.prohibited {
         Some(format!("GPU {}: its compute mode lets no process use it", gpu.ordinal))
     } else {

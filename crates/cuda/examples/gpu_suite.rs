@@ -1,6 +1,7 @@
 //! The suite of a machine with a GPU: right answers, equal bits, speed. Prints a short table last.
 //!
-//! `gpu_suite FIXTURES [--only products,right,bits,endurance,speed] [--shapes qwen3-0.6b,qwen3-8b] [--rows 1,8,...]`
+//! `gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] [--model FILE] [--lockstep FILE]`
+//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,speed,served`.
 #![allow(clippy::print_stdout)]
 
 #[path = "gpu_suite/bed.rs"]
@@ -9,10 +10,20 @@ mod bed;
 mod bits;
 #[path = "gpu_suite/endurance.rs"]
 mod endurance;
+#[path = "gpu_suite/http.rs"]
+mod http;
+#[path = "gpu_suite/kernels.rs"]
+mod kernels;
+#[path = "gpu_suite/lanes.rs"]
+mod lanes;
 #[path = "gpu_suite/products.rs"]
 mod products;
+#[path = "gpu_suite/quantised.rs"]
+mod quantised;
 #[path = "gpu_suite/right.rs"]
 mod right;
+#[path = "gpu_suite/served.rs"]
+mod served;
 #[path = "gpu_suite/speed.rs"]
 mod speed;
 
@@ -43,7 +54,10 @@ impl Table {
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let Some(fixtures) = args.first().map(PathBuf::from) else {
-        eprintln!("usage: gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS]");
+        eprintln!(
+            "usage: gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] \
+             [--model FILE] [--lockstep FILE]"
+        );
         return ExitCode::from(2);
     };
     let option = |name: &str, default: &str| {
@@ -51,7 +65,12 @@ fn main() -> ExitCode {
         let text = at.and_then(|i| args.get(i + 1)).map_or(default, String::as_str);
         text.split(',').map(str::to_string).collect::<Vec<_>>()
     };
-    let parts = option("--only", "products,right,bits,endurance,speed");
+    let parts =
+        option("--only", "products,right,quantised,bits,lanes,kernels,endurance,speed,served");
+    let file = |name: &str| option(name, "").first().filter(|f| !f.is_empty()).map(PathBuf::from);
+    let real = file("--model");
+    let beside = || std::env::current_exe().ok().map(|exe| exe.with_file_name("lockstep"));
+    let binary = file("--lockstep").or_else(beside).unwrap_or_else(|| "lockstep".into());
     let shapes = option("--shapes", "qwen3-0.6b");
     let rows: Vec<usize> =
         option("--rows", "1,8,32,64,96").iter().filter_map(|r| r.parse().ok()).collect();
@@ -74,6 +93,13 @@ fn main() -> ExitCode {
             "products" => products::run(&mut table),
             "right" => right::run(&fixtures, &mut table),
             "bits" => bits::run(&fixtures, &mut table),
+            "lanes" => lanes::run(&fixtures, &mut table),
+            "quantised" => quantised::run(&fixtures, real.as_deref(), &mut table),
+            "kernels" => kernels::run(&fixtures, &mut table),
+            "served" => {
+                let shape = shapes.last().map_or("qwen3-0.6b", String::as_str);
+                served::run(&binary, real.as_deref(), shape, &mut table);
+            }
             "endurance" => endurance::run(&fixtures, &mut table),
             "speed" => shapes.iter().for_each(|s| speed::run(s, &rows, &mut table)),
             other => table.verdict(false, format!("there is no part {other}")),

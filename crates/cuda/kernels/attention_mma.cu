@@ -49,19 +49,7 @@ __device__ __forceinline__ void see_page(Sums<D>& sums, const uint32_t (&q)[D / 
     const uint32_t lane = threadIdx.x % 32, t = lane % 4;
     const uint32_t mat = lane / 8, in_mat = lane % 8;
     float s[4][4];
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) s[j][c] = 0.0f;
-#pragma unroll
-    for (int kk = 0; kk < D / 16; kk++)
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            uint32_t b[4];
-            ldmatrix4<false>(b, k_at + piece_at<D>(j * 8 + mat / 2 * 8 + in_mat, kk * 2 + mat % 2));
-            mma(s[j], q[kk], b[0], b[1]);
-            mma(s[j + 1], q[kk], b[2], b[3]);
-        }
+    page_scores<D>(s, q, k_at);
     float top[2] = {sums.m[0], sums.m[1]};
 #pragma unroll
     for (int j = 0; j < 4; j++)

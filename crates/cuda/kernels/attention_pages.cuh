@@ -33,3 +33,22 @@ template <int D> __device__ __forceinline__ uint32_t piece_at(uint32_t position,
 __device__ __forceinline__ uint32_t first_seen(uint32_t window, uint32_t position) {
     return window && position + 1 > window ? position + 1 - window : 0;
 }
+
+// Scores of the 32 positions of a page: a chain of steps of 16 channels from zero.
+template <int D>
+__device__ __forceinline__ void page_scores(float (&s)[4][4], const uint32_t (&q)[D / 16][4], uint32_t k_at) {
+    const uint32_t lane = threadIdx.x % 32, mat = lane / 8, in_mat = lane % 8;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[j][c] = 0.0f;
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++)
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            uint32_t b[4];
+            ldmatrix4<false>(b, k_at + piece_at<D>(j * 8 + mat / 2 * 8 + in_mat, kk * 2 + mat % 2));
+            mma(s[j], q[kk], b[0], b[1]);
+            mma(s[j + 1], q[kk], b[2], b[3]);
+        }
+}

@@ -5,7 +5,7 @@
 struct GemmPart {
     const uint4* w;
     const float* bias;
-    uint32_t tiles, n, out_col, pad;
+    uint32_t tiles, n, out_col, format;
 };
 
 struct GemmArgs {

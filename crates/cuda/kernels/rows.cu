@@ -1,5 +1,6 @@
 // The small ops of a step, a block or a warp a row. Their definitions are those of the CPU device's
 // modules of the same names, but for the order of sums, which is stated here.
+#include "quantised.cuh"
 #include "rope.cuh"
 
 struct GatherArgs {
@@ -26,8 +27,21 @@ struct EmbedArgs {
     const uint32_t* tokens;
     const __nv_bfloat16* w;
     float* out;
-    uint32_t rows, dim, k_tiles, pad;
+    uint32_t rows, dim, k_tiles, format;
 };
+
+// The row of a quantised matrix.
+template <int F> __device__ __forceinline__ void embed_quantised(const EmbedArgs& p, uint32_t token, float* out) {
+    const uint32_t row = token % 16, half = row / 8, g = token % 8;
+    for (uint32_t i = threadIdx.x; i < p.dim / 4; i += 256) {
+        const uint32_t k_tile = i / 4, t = i % 4, lane = g * 4 + t;
+        const size_t at = (size_t)(token / 16) * (p.k_tiles / 4) + k_tile / 4;
+        const unsigned char* tile = (const unsigned char*)p.w + at * wide_tile_bytes(F);
+        auto weight = [&](int e) { return weight_in<F>(tile, row, k_tile % 4, lane, e + half * 2); };
+        *(float2*)(out + k_tile * 16 + 2 * t) = make_float2(weight(0), weight(1));
+        *(float2*)(out + k_tile * 16 + 2 * t + 8) = make_float2(weight(4), weight(5));
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(256) embed(const __grid_constant__ EmbedArgs p) {
     let_next_start();
@@ -36,6 +50,9 @@ extern "C" __global__ void __launch_bounds__(256) embed(const __grid_constant__ 
     if (row >= min(*p.live, p.rows)) return;
     const uint32_t token = p.tokens[row], half = token % 16 / 8, g = token % 8;
     float* out = p.out + (size_t)row * p.dim;
+    if (p.format == Q8_0) return embed_quantised<Q8_0>(p, token, out);
+    if (p.format == Q4_0) return embed_quantised<Q4_0>(p, token, out);
+    if (p.format == Q4_1) return embed_quantised<Q4_1>(p, token, out);
     for (uint32_t i = threadIdx.x; i < p.dim / 4; i += 256) {
         const uint32_t k_tile = i / 4, t = i % 4;
         const __nv_bfloat16* lane = p.w + tile_at(token / 16, k_tile, p.k_tiles) + (g * 4 + t) * 8 + half * 2;
@@ -241,6 +258,46 @@ extern "C" __global__ void __launch_bounds__(256) pack_matrix(const __grid_const
     }
 }
 
+struct PackQuantisedArgs {
+    const uint8_t* from;
+    uint8_t* to;
+    uint32_t n, k, tiles, format;
+};
+
+// Rows of blocks of 32, as GGUF files have them, to tiles of 16 rows by 64 channels; rows past n are
+// zero. A thread takes the eight weights of a lane.
+extern "C" __global__ void __launch_bounds__(256) pack_quantised(const __grid_constant__ PackQuantisedArgs p) {
+    const uint32_t stages = p.k / 64, head = head_bytes(p.format), bytes = wide_tile_bytes(p.format);
+    const uint32_t block_head = p.format == Q4_1 ? 4 : 2, block = block_head + (p.format == Q8_0 ? 32 : 16);
+    const size_t row_bytes = (size_t)(p.k / 32) * block;
+    const uint64_t lanes = (uint64_t)p.tiles * stages * 128;
+    for (uint64_t e = blockIdx.x * 256ull + threadIdx.x; e < lanes; e += gridDim.x * 256ull) {
+        const uint32_t lane = e % 32, k = e / 32 % 4, g = lane / 4, t = lane % 4;
+        const uint64_t tile = e / 128;
+        const uint32_t row0 = tile / stages * 16, first = tile % stages * 2;
+        uint8_t* to = p.to + tile * bytes;
+        uint64_t codes = 0;
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t row = row0 + g + i / 2 % 2 * 8, col = k % 2 * 16 + t * 2 + i % 2 + i / 4 * 8;
+            if (row >= p.n) continue;
+            const uint8_t* q = p.from + row * row_bytes + (first + k / 2) * block + block_head;
+            if (p.format == Q8_0) codes |= (uint64_t)q[col] << 8 * i;
+            else codes |= (uint64_t)(col < 16 ? q[col] & 15 : q[col - 16] >> 4) << 4 * i;
+        }
+        if (p.format == Q8_0) *(uint64_t*)(to + head + k * 256 + lane * 8) = codes;
+        else *(uint32_t*)(to + head + k * 128 + lane * 4) = (uint32_t)codes;
+        // Lane r of the first two steps of 16 channels brings the scales of row r.
+        if (k < 2 && lane < 16) {
+            const bool live = row0 + lane < p.n;
+            const uint8_t* from = p.from + (row0 + lane) * row_bytes + (first + k) * block;
+            for (uint32_t b = 0; b < 2; b++) {
+                to[lane * 4 + k * 2 + b] = live ? from[b] : 0;
+                if (p.format == Q4_1) to[64 + lane * 4 + k * 2 + b] = live ? from[2 + b] : 0;
+            }
+        }
+    }
+}
+
 struct DigestArgs {
     const ulonglong2* items;  // address, bytes
     uint64_t* out;
@@ -273,4 +330,23 @@ extern "C" __global__ void __launch_bounds__(128) digest_items(const __grid_cons
     uint64_t h = it.y;
     for (int i = 0; i < 32; i++) h = digest_step(h, __shfl_sync(~0u, a, i));
     if (lane == 0) p.out[item] = h ^ h >> 32;
+}
+
+struct DifferenceArgs {
+    const uint8_t *a, *b;
+    unsigned long long* out;
+    uint64_t len;
+};
+
+// Lowers *out to the first byte at which a and b differ.
+extern "C" __global__ void __launch_bounds__(256) first_difference(const __grid_constant__ DifferenceArgs p) {
+    const uint64_t words = p.len / 8, thread = blockIdx.x * 256ull + threadIdx.x;
+    for (uint64_t w = thread; w < words; w += gridDim.x * 256ull) {
+        const uint64_t x = ((const uint64_t*)p.a)[w] ^ ((const uint64_t*)p.b)[w];
+        if (x == 0) continue;
+        atomicMin(p.out, w * 8 + (__ffsll(x) - 1) / 8);
+        return;
+    }
+    const uint64_t at = words * 8 + thread;
+    if (at < p.len && p.a[at] != p.b[at]) atomicMin(p.out, at);
 }

@@ -48,7 +48,9 @@ impl Base {
     ) -> Result<Exec, DeviceError> {
         self.driver.bind()?;
         let plan = proven.plan();
-        let needed = proven.packing().arena_bytes();
+        let laid = style.laid.filter(|_| id == ArenaId(0)).map(|lay| lay(plan));
+        let packing = laid.as_ref().unwrap_or_else(|| proven.packing());
+        let needed = packing.arena_bytes();
         if needed > arena.len {
             return Err(DeviceError::Binding {
                 buffer: "arena".into(),
@@ -56,7 +58,7 @@ impl Base {
                 expected: format!("{needed} bytes"),
             });
         }
-        let addresses = Addresses::new(proven, arena.address, &self.memory)?;
+        let addresses = Addresses::new((plan, packing), arena.address, &self.memory)?;
         let resolver = Resolver::new(plan, &addresses, &self.memory, &self.kernels)?;
         let mut launches = Vec::with_capacity(plan.ops.len());
         let mut steps: Vec<Step> = Vec::with_capacity(plan.ops.len());
@@ -69,8 +71,8 @@ impl Base {
             let fused = if style.fused { resolver.fused(op) } else { None };
             steps.push(fused.unwrap_or(Step { first: op, last: op, launch }));
         }
-        let bound = (proven.clone(), id, addresses);
-        Ok(Exec::new(&self.driver, bound, (launches, steps), style)?)
+        let (source, place) = ((proven.clone(), laid), (id, addresses));
+        Ok(Exec::new(&self.driver, source, place, (launches, steps), style)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sizes and layouts of the CUDA device. Every answer is a function of shapes alone.
 //!
-//! Every matrix is bf16 on the GPU, whatever its file format, and "quantised rows" are bf16 rows:
-//! what the tensor cores multiply.
+//! A matrix is bf16 on the GPU, or stays as its file has it and is decoded to bf16 where it is
+//! multiplied ([`TileFormat`]); "quantised rows" are bf16 rows: what the tensor cores multiply.
 
 use lockstep_device::sample::{SampleParams, SampleResult};
 use lockstep_flow::BucketKey;
@@ -33,9 +33,59 @@ const FOLD_FROM_UNITS: u32 = 2048;
 /// Scratch beyond which splits are folded where they are made.
 const SCRATCH_BYTES_MAX: u64 = 512 << 20;
 
-/// The side of the CUDA device that shapes plans; it has no state.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct CudaBackend;
+/// How a matrix lies on the GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TileFormat {
+    /// Decoded: tiles of 16 rows by 16 columns.
+    Bf16 = 0,
+    /// As the file has it: tiles of 16 rows by 64 columns.
+    Q8_0 = 1,
+    /// The same.
+    Q4_0 = 2,
+    /// The same.
+    Q4_1 = 3,
+}
+
+/// Columns of a tile that stays as its file has it.
+pub const QUANT_TILE_COLS: u32 = 64;
+
+impl TileFormat {
+    /// Bytes of 16 rows by 64 columns.
+    pub const fn tile_bytes(self) -> u64 {
+        match self {
+            TileFormat::Bf16 => 2048,
+            TileFormat::Q8_0 => 64 + 1024,
+            TileFormat::Q4_0 => 64 + 512,
+            TileFormat::Q4_1 => 128 + 512,
+        }
+    }
+}
+
+/// The side of the CUDA device that shapes plans.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaBackend {
+    /// Matrices of Q8_0, Q4_0 and Q4_1 stay as they are; Hopper has the kernels for that.
+    pub quantised: bool,
+}
+
+impl Default for CudaBackend {
+    fn default() -> CudaBackend {
+        CudaBackend { quantised: true }
+    }
+}
+
+impl CudaBackend {
+    /// How a matrix of `format` with rows of `k` lies on the GPU.
+    pub fn tile_format(&self, format: Format, k: u32) -> TileFormat {
+        match format {
+            _ if !self.quantised || !k.is_multiple_of(QUANT_TILE_COLS) => TileFormat::Bf16,
+            Format::Q8_0 => TileFormat::Q8_0,
+            Format::Q4_0 => TileFormat::Q4_0,
+            Format::Q4_1 => TileFormat::Q4_1,
+            _ => TileFormat::Bf16,
+        }
+    }
+}
 
 fn refuse(asked: String, supported: &str) -> Unsupported {
     Unsupported { device: NAME, asked, supported: supported.into() }
@@ -111,7 +161,14 @@ impl Backend for CudaBackend {
             let asked = format!("a {n} by {k} matrix of {format}");
             return Err(refuse(asked, "matrices whose rows are a multiple of 32 elements"));
         }
-        Ok(u64::from(n.next_multiple_of(TILE_ROWS)) * u64::from(k) * 2)
+        let rows = u64::from(n.next_multiple_of(TILE_ROWS));
+        Ok(match self.tile_format(format, k) {
+            TileFormat::Bf16 => rows * u64::from(k) * 2,
+            tiles => {
+                let tile = u64::from(TILE_ROWS * QUANT_TILE_COLS);
+                rows * u64::from(k) / tile * tiles.tile_bytes()
+            }
+        })
     }
 
     fn activation(&self, _format: Format) -> Activation {
@@ -211,16 +268,26 @@ mod tests {
         assert_eq!(SplitLayout::of(&SHAPE, 1, 4096), SplitLayout { parts: 16, ways: 16 });
         assert_eq!(SplitLayout::of(&SHAPE, 768, 4096), SplitLayout { parts: 1, ways: 1 });
         let bucket = BucketKey::decode(96);
-        assert_eq!(CudaBackend.attention_scratch_bytes(&SHAPE, bucket, 4096), 96 * 32 * 16 * 528);
+        assert_eq!(
+            CudaBackend::default().attention_scratch_bytes(&SHAPE, bucket, 4096),
+            96 * 32 * 16 * 528
+        );
     }
 
     #[test]
     fn shapes_without_a_kernel_are_refused_in_words() {
         let odd = AttnShape { head_dim: 80, ..SHAPE };
-        let words = CudaBackend.kv_page_bytes(&odd).unwrap_err().to_string();
+        let words = CudaBackend::default().kv_page_bytes(&odd).unwrap_err().to_string();
         assert!(words.contains("the cuda device has no kernel for attention"), "{words}");
-        let words = CudaBackend.matrix_bytes(Format::BF16, 64, 40).unwrap_err().to_string();
+        let words =
+            CudaBackend::default().matrix_bytes(Format::BF16, 64, 40).unwrap_err().to_string();
         assert!(words.contains("multiple of 32"), "{words}");
-        assert_eq!(CudaBackend.matrix_bytes(Format::Q4_1, 100, 64), Ok(112 * 64 * 2));
+        let bytes = |quantised, format, k| CudaBackend { quantised }.matrix_bytes(format, 100, k);
+        assert_eq!(bytes(false, Format::Q4_1, 64), Ok(112 * 64 * 2));
+        assert_eq!(bytes(true, Format::Q4_1, 96), Ok(112 * 96 * 2));
+        assert_eq!(bytes(true, Format::Q6_K, 256), Ok(112 * 256 * 2));
+        assert_eq!(bytes(true, Format::Q4_1, 128), Ok(112 * 128 / 32 * 20));
+        assert_eq!(bytes(true, Format::Q4_0, 128), Ok(112 * 128 / 32 * 18));
+        assert_eq!(bytes(true, Format::Q8_0, 128), Ok(112 * 128 / 32 * 34));
     }
 }

@@ -3,25 +3,24 @@
 use crate::CudaError;
 use crate::away::{Base, CudaAway, CudaWorkshop};
 use crate::backend::CudaBackend;
+use crate::captured::{self, Captured};
 use crate::digest::Digests;
 use crate::driver::{DeviceBytes, Driver, Timer};
 use crate::exec::{Exec, Stage, Style};
-use crate::kernels::Kernels;
+use crate::kernels::{KernelSource, Kernels};
 use crate::memory::Memory;
 use crate::probe::Probe;
-use crate::resolve::{Addresses, Resolver};
 use lockstep_device::{
     ArenaId, AwayArena, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer, Remains,
     Workshop,
 };
 use lockstep_flow::Lease;
 use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, WeightData};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// A place for an arena.
-enum Place {
+pub(crate) enum Place {
     /// Nothing: the next arena comes here.
     Vacant,
     /// An arena.
@@ -33,30 +32,33 @@ enum Place {
 /// A GPU as a device.
 pub struct CudaDevice {
     execs: Vec<Option<Exec>>,
-    arenas: Vec<Place>,
+    pub(crate) arenas: Vec<Place>,
     digests: Digests,
     timer: Timer,
-    base: Arc<Base>,
-    style: Style,
+    pub(crate) base: Arc<Base>,
+    pub(crate) style: Style,
+    pub(crate) captured: Captured,
     probe: Option<Arc<Probe>>,
-    failed: Option<DeviceError>,
+    pub(crate) failed: Option<DeviceError>,
 }
 
 impl CudaDevice {
-    /// GPU `ordinal`, with the kernels of this binary, or those of `kernels`, a folder of cubins.
+    /// GPU `ordinal`.
     ///
     /// # Errors
     /// There is no driver, no such GPU, or no kernels for it.
-    pub fn new(ordinal: u32, kernels: Option<&Path>) -> Result<CudaDevice, CudaError> {
+    pub fn new(ordinal: u32, kernels: &KernelSource) -> Result<CudaDevice, CudaError> {
         let driver = Driver::open(ordinal)?;
         let kernels = Kernels::load(&driver, kernels)?;
+        let backend = CudaBackend { quantised: kernels.wgmma };
         Ok(CudaDevice {
             execs: Vec::new(),
             arenas: Vec::new(),
             digests: Digests::new(&driver)?,
             timer: Timer::new()?,
-            base: Arc::new(Base { memory: Memory::new(&driver), kernels, driver }),
+            base: Arc::new(Base { memory: Memory::new(&driver, backend), kernels, driver }),
             style: Style::default(),
+            captured: Captured::default(),
             probe: None,
             failed: None,
         })
@@ -101,6 +103,18 @@ impl CudaDevice {
         self.style.fused = on;
     }
 
+    /// Whether matrices of Q8_0, Q4_0 and Q4_1 stay as they are, or are decoded as they are loaded:
+    /// of no consequence for bits. False where it is too late, or where the GPU has no kernels for
+    /// such matrices.
+    pub fn set_quantised(&mut self, on: bool) -> bool {
+        let Some(base) = Arc::get_mut(&mut self.base) else { return false };
+        if base.memory.bytes().0 > 0 || on && !base.kernels.wgmma {
+            return false;
+        }
+        base.memory.backend.quantised = on;
+        true
+    }
+
     /// Kernels of a captured plan.
     pub fn kernels_of(&self, exec: ExecId) -> usize {
         self.exec(exec).steps.len()
@@ -111,17 +125,17 @@ impl CudaDevice {
         self.probe = Some(probe);
     }
 
-    fn exec(&self, exec: ExecId) -> &Exec {
+    pub(crate) fn exec(&self, exec: ExecId) -> &Exec {
         let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
         found.expect("an executable id comes from capture and is used until release")
     }
 
-    fn exec_mut(&mut self, exec: ExecId) -> &mut Exec {
+    pub(crate) fn exec_mut(&mut self, exec: ExecId) -> &mut Exec {
         let found = self.execs.get_mut(exec.0 as usize).and_then(Option::as_mut);
         found.expect("an executable id comes from capture and is used until release")
     }
 
-    fn arena_at(&self, arena: ArenaId) -> &DeviceBytes {
+    pub(crate) fn arena_at(&self, arena: ArenaId) -> &DeviceBytes {
         match self.arenas.get(arena.0 as usize) {
             Some(Place::Here(bytes)) => bytes,
             _ => panic!("an arena id comes from `arena` and is used until `free_arena`"),
@@ -157,115 +171,11 @@ impl CudaDevice {
             state: "past loading: arenas are made over what it has",
         })
     }
-
-    /// Checks that `exec` may run a step under `lease`.
-    fn admit(&self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
-        if let Some(e) = &self.failed {
-            return Err(e.clone());
-        }
-        let exec = self.exec(exec);
-        if exec.stage != Stage::Sealed {
-            return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
-        }
-        if !matches!(self.arenas[exec.arena.0 as usize], Place::Here(_)) {
-            return Err(DeviceError::State { asked: "a step", state: "without its arena" });
-        }
-        let bucket = exec.proven.plan().bucket;
-        if lease.bucket() != bucket {
-            return Err(DeviceError::WrongLease {
-                exec: bucket.to_string(),
-                lease: lease.bucket().to_string(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Failures latch: after one the context's memory is not to be trusted.
-    fn latch<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
-        if let Err(e @ DeviceError::Failed { .. }) = &result {
-            self.failed = Some(e.clone());
-        }
-        result
-    }
-
-    fn step(
-        &mut self,
-        id: ExecId,
-        run: impl FnOnce(&CudaDevice) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        self.base.driver.bind()?;
-        let driver = self.base.driver.clone();
-        self.exec_mut(id).send_inputs(&driver)?;
-        run(self)?;
-        self.exec_mut(id).fetch_outputs(&driver)?;
-        driver.synchronize()?;
-        Ok(())
-    }
-
-    /// Runs ops one by one, each resolved anew from the plan: the eager twin shares no captured
-    /// address with a replay.
-    fn run_ops(
-        &self,
-        id: ExecId,
-        order: impl Iterator<Item = OpId>,
-        poison: Option<u8>,
-    ) -> Result<(), DeviceError> {
-        let exec = self.exec(id);
-        let plan = exec.proven.plan();
-        let Base { memory, kernels, .. } = &*self.base;
-        let addresses = Addresses::new(&exec.proven, self.arena_at(exec.arena).address, memory)?;
-        let resolver = Resolver::new(plan, &addresses, memory, kernels)?;
-        for op in order {
-            if let Some(byte) = poison {
-                self.poison(&exec.proven, &addresses, op, byte)?;
-            }
-            if let Some(launch) = resolver.op(op)? {
-                // SAFETY: addresses were resolved from a plan whose proof orders all accesses, the
-                // lease vouches for table entries, and the stream keeps ops in order.
-                unsafe { self.base.driver.launch(&launch.shape, &launch.args)? };
-            }
-        }
-        Ok(())
-    }
-
-    /// Fills transients that `op` is the first to write, so that a read of something that this
-    /// step has not written shows.
-    fn poison(
-        &self,
-        proven: &Proven,
-        addresses: &Addresses,
-        op: OpId,
-        byte: u8,
-    ) -> Result<(), DeviceError> {
-        let plan = proven.plan();
-        for access in &plan.op(op).writes {
-            let buffer = access.buffer();
-            let touches = |o: &OpId| {
-                let op = plan.op(*o);
-                op.reads.iter().chain(&op.writes).any(|a| a.buffer() == buffer)
-            };
-            let first = plan.op_ids().find(touches);
-            let b = plan.buffer(buffer);
-            if b.kind == BufferKind::Transient && first == Some(op) {
-                // SAFETY: a transient's bytes belong to the arena; in stream order.
-                unsafe { self.base.driver.fill(addresses.at(buffer), byte, b.bytes as usize)? };
-            }
-        }
-        Ok(())
-    }
-
-    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.base.driver.bind()?;
-        // SAFETY: callers pass ranges inside a live buffer; the stream is waited for.
-        unsafe { self.base.driver.download(out, address)? };
-        self.base.driver.synchronize()?;
-        Ok(())
-    }
 }
 
 impl Device for CudaDevice {
     fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
-        Arc::new(CudaBackend)
+        Arc::new(self.base.memory.backend)
     }
 
     fn enter_step_thread(&mut self) {
@@ -302,7 +212,10 @@ impl Device for CudaDevice {
         if let Some(base) = Arc::get_mut(&mut self.base) {
             base.memory.end_loading();
         }
-        let arena = self.base.arena(bytes)?;
+        let ms = self.captured.ms;
+        let arena = self.counted(captured::arena_bytes(bytes), |d| d.base.arena(bytes))?;
+        self.captured.ms = ms;
+        self.captured.arena_bytes += bytes;
         Ok(self.house(arena))
     }
 
@@ -318,8 +231,15 @@ impl Device for CudaDevice {
     }
 
     fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        let place = (arena, self.arena_at(arena));
-        let exec = self.base.capture(proven, place, self.style)?;
+        let exec = self.counted(captured::graph_bytes(proven.plan()), |d| {
+            d.base.capture(proven, (arena, d.arena_at(arena)), d.style)
+        })?;
+        self.captured.weight_bytes = self.base.memory.bytes().0;
+        self.captured.plans += 1;
+        self.captured.kernels += exec.steps.len() as u32;
+        if let Some(probe) = &self.probe {
+            probe.captured(self.captured);
+        }
         Ok(self.register(exec))
     }
 
@@ -471,12 +391,16 @@ impl Device for CudaDevice {
     }
 
     fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
-        let mut bytes = [vec![0; len as usize], vec![0; len as usize]];
-        for (exec, to) in [a, b].into_iter().zip(&mut bytes) {
-            self.peek(exec, buffer, 0, to);
-        }
-        let [a, b] = &bytes;
-        a.iter().zip(b).position(|(a, b)| a != b).map(|i| i as u64)
+        let at = [a, b].map(|exec| {
+            let exec = self.exec(exec);
+            let bytes = exec.proven.plan().buffer(buffer).bytes;
+            assert!(len <= bytes, "past the end of the buffer");
+            exec.addresses.at(buffer)
+        });
+        let Base { kernels, driver, .. } = &*self.base;
+        // SAFETY: inside the buffers by the assertion, which are aligned to 64; no step runs.
+        let found = unsafe { self.digests.first_difference(driver, kernels, at, len) };
+        found.unwrap_or_else(|e| panic!("comparing buffers of the last step: {e}"))
     }
 
     fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {

@@ -1,13 +1,16 @@
-//! Digests of ranges of the GPU's memory, a warp a range.
+//! Digests of ranges of the GPU's memory, a warp a range, and where two ranges differ.
 
 use crate::CudaError;
 use crate::driver::{DeviceBytes, Driver, PinnedBytes, Shape};
 use crate::kernels::Kernels;
-use crate::launch::{DigestArgs, Launch};
+use crate::launch::{DifferenceArgs, DigestArgs, Launch};
 use std::sync::Arc;
 
 /// Ranges that are digested by one launch.
 const ITEMS: usize = 1 << 14;
+
+/// Blocks that look for a difference, at most: eight a multiprocessor.
+const DIFFERENCE_BLOCKS: u64 = 1056;
 
 /// Room for the ranges and their digests, made once.
 #[derive(Debug)]
@@ -66,5 +69,35 @@ impl Digests {
             }
         }
         Ok(())
+    }
+
+    /// The first byte at which the `len` bytes at `a` and at `b` differ, looked for on the GPU.
+    ///
+    /// # Safety
+    /// Both are memory of the GPU that nothing writes meanwhile, aligned to 8.
+    pub unsafe fn first_difference(
+        &self,
+        driver: &Driver,
+        kernels: &Kernels,
+        [a, b]: [u64; 2],
+        len: u64,
+    ) -> Result<Option<u64>, CudaError> {
+        driver.bind()?;
+        let out = self.device.address;
+        let blocks = len.div_ceil(8 * 256).clamp(1, DIFFERENCE_BLOCKS) as u32;
+        let function = kernels.get("first_difference");
+        let shape = Shape { function, grid: (blocks, 1), block: 256, shared: 0, cluster: 1 };
+        let launch = Launch::new(shape, DifferenceArgs { a, b, out, len });
+        let mut found = [0; 8];
+        // SAFETY: the room has eight bytes; the stream is waited for before the host looks. The
+        // ranges are the caller's contract.
+        unsafe {
+            driver.fill(out, u8::MAX, found.len())?;
+            driver.launch(&launch.shape, &launch.args)?;
+            driver.download(&mut found, out)?;
+        }
+        driver.synchronize()?;
+        let found = u64::from_le_bytes(found);
+        Ok((found < len).then_some(found))
     }
 }

@@ -8,7 +8,7 @@ use crate::launch::Launch;
 use crate::memory::Memory;
 use crate::resolve::Addresses;
 use lockstep_device::{ArenaId, Bound, DeviceError, Manifest};
-use lockstep_plan::{BufferId, BufferKind, EdgeKind, OpId, Proven, StepPlan};
+use lockstep_plan::{BufferId, BufferKind, EdgeKind, OpId, Packing, Proven, StepPlan};
 use std::sync::Arc;
 
 /// Where an executable stands.
@@ -27,11 +27,13 @@ pub struct Style {
     pub programmatic: bool,
     /// One kernel does several ops where there is one for them.
     pub fused: bool,
+    /// Where buffers of the first arena lie, whatever was proven: what the laboratory alone sets.
+    pub laid: Option<fn(&StepPlan) -> Packing>,
 }
 
 impl Default for Style {
     fn default() -> Style {
-        Style { programmatic: true, fused: true }
+        Style { programmatic: true, fused: true, laid: None }
     }
 }
 
@@ -42,6 +44,8 @@ const GAP_MAX: u64 = 16 << 10;
 pub struct Exec {
     /// The plan with its proof.
     pub proven: Arc<Proven>,
+    /// Where its buffers lie if that is not where the proof has them ([`Style::laid`]).
+    pub laid: Option<Packing>,
     /// Its arena.
     pub arena: ArenaId,
     /// Where its buffers lie.
@@ -101,7 +105,8 @@ impl Exec {
     /// Builds the graph of resolved launches and the host's sides.
     pub fn new(
         driver: &Arc<Driver>,
-        (proven, arena, addresses): (Arc<Proven>, ArenaId, Addresses),
+        (proven, laid): (Arc<Proven>, Option<Packing>),
+        (arena, addresses): (ArenaId, Addresses),
         (launches, steps): (Vec<(OpId, Launch)>, Vec<Step>),
         style: Style,
     ) -> Result<Exec, CudaError> {
@@ -115,6 +120,7 @@ impl Exec {
         let stage = Stage::Captured;
         Ok(Exec {
             proven,
+            laid,
             arena,
             addresses,
             graph,
@@ -127,12 +133,18 @@ impl Exec {
         })
     }
 
+    /// Where its buffers lie in the arena.
+    pub fn packing(&self) -> &Packing {
+        self.laid.as_ref().unwrap_or_else(|| self.proven.packing())
+    }
+
     /// Compares the manifest with what is bound now.
     ///
     /// # Errors
     /// The first buffer that is not where it was captured.
     pub fn check_manifest(&self, base: u64, memory: &Memory) -> Result<(), DeviceError> {
-        let addresses = Addresses::new(&self.proven, base, memory)?;
+        let placed = (self.proven.plan(), self.packing());
+        let addresses = Addresses::new(placed, base, memory)?;
         let now = manifest(self.proven.plan(), &addresses);
         for (was, is) in self.manifest.bound.iter().zip(&now.bound) {
             if was != is {

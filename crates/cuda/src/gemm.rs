@@ -3,7 +3,7 @@
 //! On Hopper a product whose K is a multiple of 64 is one of `gemm_wgmma.cu`, every other one of
 //! `gemm.cu`: a choice of the GPU and K, never of the rows.
 
-use crate::backend::{K_STEP, TILE_ROWS, gemm_slices};
+use crate::backend::{K_STEP, TILE_ROWS, TileFormat, gemm_slices};
 use crate::driver::{Shape, TokenMap};
 use crate::launch::{GemmArgs, Launch, PartArgs, WgmmaArgs};
 use crate::resolve::{Resolver, refuse};
@@ -33,6 +33,8 @@ struct Product {
     gated: bool,
     /// Tiles of 16 features; of the gate alone where up goes with it.
     units: u32,
+    /// A part is not bf16.
+    quantised: bool,
 }
 
 impl Resolver<'_> {
@@ -48,21 +50,24 @@ impl Resolver<'_> {
                 return Err(refuse("SwiGLU into f32 rows", "SwiGLU into bf16 rows"));
             }
         };
+        let mut quantised = false;
         let mut part = [PartArgs::default(); 3];
         for (to, p) in part.iter_mut().zip(&g.parts) {
-            let (n, k) = self.tiles(p.w)?;
+            let (n, k, format) = self.tiles(p.w)?;
+            quantised |= format != TileFormat::Bf16;
             assert_eq!((n, k), (p.n, g.k), "a plan's matrices have the shapes that were loaded");
             let (w, bias) = (self.at.at(p.w), self.at.opt(p.bias));
             let tiles = n.div_ceil(TILE_ROWS);
-            *to = PartArgs { w, bias, tiles, n, out_col: p.out_col, pad: 0 };
+            *to = PartArgs { w, bias, tiles, n, out_col: p.out_col, format: format as u32 };
         }
         let tiles: u32 = part.iter().map(|p| p.tiles).sum();
         let units = if gated { part[0].tiles } else { tiles };
         let (rows, parts) = (self.rows(g.axis), g.parts.len() as u32);
-        let product = Product { part, parts, rows, epilogue, gated, units };
+        let product = Product { part, parts, rows, epilogue, gated, units, quantised };
         if self.kernels.wgmma && g.k.is_multiple_of(WGMMA_STAGE) {
             self.wgmma(g, &product)
         } else {
+            assert!(!quantised, "matrices that stay quantised have a wgmma kernel");
             Ok(self.mma(g, &product))
         }
     }
@@ -89,12 +94,13 @@ impl Resolver<'_> {
             pad: [0; 11],
         };
         let grid = (tiles * t.token_tiles * t.s_out, 1);
-        let shape = self.shape(&t.kernel(), grid, 384, t.shared_bytes());
+        let kernel = t.kernel(product.quantised);
+        let shape = self.shape(&kernel, grid, 384, t.shared_bytes());
         Ok(Launch::new(Shape { cluster: t.s_out, ..shape }, args))
     }
 
     fn mma(&self, g: &Gemm, product: &Product) -> Launch {
-        let Product { part, parts, rows, epilogue, gated, units } = *product;
+        let Product { part, parts, rows, epilogue, gated, units, .. } = *product;
         let slices = gemm_slices(units, g.k);
         let t = Tiling::of(rows, units, gated, slices, self.kernels.clusters);
         let units = if gated { units } else { units.div_ceil(t.m) };
@@ -172,9 +178,10 @@ impl WgmmaTiling {
         WgmmaTiling { tokens: 128, token_tiles, s_out, seq }
     }
 
-    fn kernel(&self) -> String {
+    fn kernel(&self, quantised: bool) -> String {
+        let of = if quantised { "q_" } else { "" };
         let seq = if self.seq { "seq_" } else { "" };
-        format!("gemm_wgmma_{seq}n{}", self.tokens)
+        format!("gemm_wgmma_{of}{seq}n{}", self.tokens)
     }
 
     /// The stages with their barriers; the sums take their place afterwards.

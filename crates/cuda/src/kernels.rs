@@ -1,12 +1,30 @@
 //! The compiled kernels: which were built in, which fit this GPU, and their names.
 
-use crate::CudaError;
 use crate::driver::{Driver, Function, Module};
+use crate::{CudaError, nvrtc};
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
+
+/// Where a device's kernels come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum KernelSource {
+    /// Those of this binary; where none is for the GPU, as [`KernelSource::Compiled`].
+    BuiltIn {
+        /// Where what was compiled is kept.
+        cache: Option<PathBuf>,
+    },
+    /// A folder of cubins.
+    Folder(PathBuf),
+    /// Compiled by NVRTC now, or on an earlier run.
+    Compiled {
+        /// Where what was compiled is kept.
+        cache: Option<PathBuf>,
+    },
+}
 
 /// Architectures with kernels in this binary: `sm_80`, `sm_90a`, ...
 pub fn architectures() -> Vec<String> {
@@ -60,7 +78,10 @@ const NAMES: &[&str] = &[
     "silu_mul",
     "rope_kv_write",
     "pack_matrix",
+    "pack_quantised",
+    "mix",
     "digest_items",
+    "first_difference",
     "attention_mma_16",
     "attention_mma_32",
     "attention_mma_64",
@@ -101,36 +122,63 @@ const HOPPER_NAMES: &[&str] = &[
     "gemm_wgmma_n128",
     "gemm_wgmma_n256",
     "gemm_wgmma_seq_n128",
+    "gemm_wgmma_q_n8",
+    "gemm_wgmma_q_n16",
+    "gemm_wgmma_q_n32",
+    "gemm_wgmma_q_n48",
+    "gemm_wgmma_q_n64",
+    "gemm_wgmma_q_n96",
+    "gemm_wgmma_q_n128",
+    "gemm_wgmma_q_n256",
+    "gemm_wgmma_q_seq_n128",
 ];
 
+type Cubin = (Cow<'static, str>, Cow<'static, [u8]>);
+
+/// Files of kernels, of any architecture.
+fn cubins(source: &KernelSource, capability: (u32, u32)) -> Result<Vec<Cubin>, CudaError> {
+    let compile = |cache: &Option<PathBuf>| {
+        let compiled = nvrtc::compile(&nvrtc::target(capability), cache.as_deref())?;
+        let owned = |(name, bytes): (String, Vec<u8>)| (name.into(), bytes.into());
+        Ok(compiled.cubins.into_iter().map(owned).collect())
+    };
+    match source {
+        KernelSource::BuiltIn { cache } if architecture_for(capability).is_none() => compile(cache)
+            .map_err(|e: CudaError| {
+                let (built, compiler) = (architectures(), Some(Box::new(e)));
+                CudaError::NoKernels { capability, built, compiler }
+            }),
+        KernelSource::BuiltIn { .. } => {
+            Ok(EMBEDDED.iter().map(|(name, bytes)| ((*name).into(), (*bytes).into())).collect())
+        }
+        KernelSource::Folder(folder) => {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let read = |entry: std::fs::DirEntry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                std::fs::read(entry.path()).ok().map(|bytes| (name.into(), bytes.into()))
+            };
+            Ok(entries.filter_map(read).collect())
+        }
+        KernelSource::Compiled { cache } => compile(cache),
+    }
+}
+
 impl Kernels {
-    /// Loads what fits this GPU: from `folder` where one is given, else what was built in.
-    pub fn load(driver: &Arc<Driver>, folder: Option<&Path>) -> Result<Kernels, CudaError> {
+    /// Loads what fits this GPU.
+    pub fn load(driver: &Arc<Driver>, source: &KernelSource) -> Result<Kernels, CudaError> {
+        let capability = driver.capability;
         let mut modules = Vec::new();
-        let mut built = architectures();
-        let mut take = |name: &str, bytes: &[u8]| -> Result<(), CudaError> {
-            if arch_of(name).is_some_and(|arch| fits(&arch, driver.capability)) {
-                modules.push(Module::load(driver, bytes)?);
-            }
-            Ok(())
-        };
-        match folder {
-            None => {
-                for (name, bytes) in EMBEDDED {
-                    take(name, bytes)?;
-                }
-            }
-            Some(folder) => {
-                built = vec![folder.display().to_string()];
-                for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-                    if let Ok(bytes) = std::fs::read(entry.path()) {
-                        take(&entry.file_name().to_string_lossy(), &bytes)?;
-                    }
-                }
+        for (name, bytes) in cubins(source, capability)? {
+            if arch_of(&name).is_some_and(|arch| fits(&arch, capability)) {
+                modules.push(Module::load(driver, &bytes)?);
             }
         }
         if modules.is_empty() {
-            return Err(CudaError::NoKernels { capability: driver.capability, built });
+            let built = match source {
+                KernelSource::Folder(folder) => vec![folder.display().to_string()],
+                _ => architectures(),
+            };
+            return Err(CudaError::NoKernels { capability, built, compiler: None });
         }
         let mut found = HashMap::new();
         let wgmma = driver.capability == (9, 0);

@@ -69,7 +69,7 @@ pub struct EmbedArgs {
     pub rows: u32,
     pub dim: u32,
     pub k_tiles: u32,
-    pub pad: u32,
+    pub format: u32,
 }
 args!(EmbedArgs, 48);
 
@@ -144,6 +144,53 @@ pub struct PackArgs {
 }
 args!(PackArgs, 48);
 
+/// `first_difference`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DifferenceArgs {
+    pub a: u64,
+    pub b: u64,
+    pub out: u64,
+    pub len: u64,
+}
+args!(DifferenceArgs, 32);
+
+/// `pack_quantised`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PackQuantisedArgs {
+    pub from: u64,
+    pub to: u64,
+    pub n: u32,
+    pub k: u32,
+    pub tiles: u32,
+    pub format: u32,
+}
+args!(PackQuantisedArgs, 32);
+
+/// Bytes that a synthetic op reads or writes.
+#[derive(Clone, Copy, Default, Debug)]
+#[repr(C)]
+pub struct MixSpan {
+    pub at: u64,
+    pub bytes: u64,
+}
+
+/// Spans of either kind that a synthetic op may have.
+pub const MIX_SPANS: usize = 8;
+
+/// `mix`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct MixArgs {
+    pub seed: u64,
+    pub read: [MixSpan; MIX_SPANS],
+    pub write: [MixSpan; MIX_SPANS],
+    pub reads: u32,
+    pub writes: u32,
+}
+args!(MixArgs, 272);
+
 /// `attention_mma_*`, `attention_partial_*` and `attention_combine`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -212,7 +259,7 @@ pub struct PartArgs {
     pub tiles: u32,
     pub n: u32,
     pub out_col: u32,
-    pub pad: u32,
+    pub format: u32,
 }
 
 /// `gemm_*`.

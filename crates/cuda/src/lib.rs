@@ -8,6 +8,7 @@
 mod attention;
 mod away;
 mod backend;
+mod captured;
 mod device;
 mod digest;
 mod driver;
@@ -16,14 +17,20 @@ mod exec;
 mod fuse;
 mod gemm;
 mod kernels;
+#[cfg(feature = "lab")]
+mod lab;
 mod launch;
 mod memory;
+mod nvrtc;
 mod probe;
 mod resolve;
+mod run;
 
-pub use backend::{CudaBackend, gemm_slices};
+pub use backend::{CudaBackend, TileFormat, gemm_slices};
+pub use captured::Captured;
 pub use device::CudaDevice;
 pub use driver::{Gpu, gpus};
 pub use error::CudaError;
-pub use kernels::{architecture_for, architectures};
+pub use kernels::{KernelSource, architecture_for, architectures};
+pub use nvrtc::{Compiled, Compiler, compile, compiler, target};
 pub use probe::{OpTime, Probe, Report};

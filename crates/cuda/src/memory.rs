@@ -1,10 +1,10 @@
 //! Weights and state on the GPU, by name.
 
 use crate::CudaError;
-use crate::backend::{CudaBackend, K_STEP, TILE_ROWS};
+use crate::backend::{CudaBackend, K_STEP, QUANT_TILE_COLS, TILE_ROWS, TileFormat};
 use crate::driver::{DeviceBytes, Driver, PinnedBytes, Shape};
 use crate::kernels::Kernels;
-use crate::launch::{Launch, PackArgs};
+use crate::launch::{Launch, PackArgs, PackQuantisedArgs};
 use half::bf16;
 use lockstep_device::DeviceError;
 use lockstep_plan::Backend;
@@ -18,8 +18,8 @@ const STAGING_ELEMS: usize = 16 << 20;
 /// How a weight lies on the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WeightLayout {
-    /// bf16 tiles of a matrix of `n` rows of `k`.
-    Tiles { n: u32, k: u32 },
+    /// Tiles of a matrix of `n` rows of `k`.
+    Tiles { n: u32, k: u32, format: TileFormat },
     /// f32 values.
     F32 { len: usize },
 }
@@ -43,6 +43,8 @@ struct Staging {
 #[derive(Debug)]
 pub struct Memory {
     driver: Arc<Driver>,
+    /// How matrices lie here.
+    pub backend: CudaBackend,
     weights: HashMap<String, Weight>,
     states: HashMap<String, DeviceBytes>,
     staging: Option<Staging>,
@@ -54,9 +56,10 @@ fn unbound(name: &str) -> DeviceError {
 
 impl Memory {
     /// Nothing loaded.
-    pub fn new(driver: &Arc<Driver>) -> Memory {
+    pub fn new(driver: &Arc<Driver>, backend: CudaBackend) -> Memory {
         Memory {
             driver: driver.clone(),
+            backend,
             weights: HashMap::new(),
             states: HashMap::new(),
             staging: None,
@@ -98,7 +101,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Loads a matrix, rounding its elements to bf16 where its format is another.
+    /// Loads a matrix: as it is where the GPU's kernels decode its format, else as bf16.
     pub fn add_matrix(
         &mut self,
         kernels: &Kernels,
@@ -106,7 +109,8 @@ impl Memory {
         (format, n, k): (Format, u32, u32),
         source: &[u8],
     ) -> Result<(), DeviceError> {
-        let size = CudaBackend.matrix_bytes(format, n, k)?;
+        let size = self.backend.matrix_bytes(format, n, k)?;
+        let tile_format = self.backend.tile_format(format, k);
         let expected = format.bytes_for(u64::from(n) * u64::from(k));
         if expected.ok() != Some(source.len() as u64) {
             return Err(DeviceError::Binding {
@@ -121,32 +125,34 @@ impl Memory {
         let row_bytes = source.len() / n as usize;
         let driver = self.driver.clone();
         let staged = self.staging(rows_at_once * row_elems * 2)?;
+        let row_tile_bytes = size / u64::from(n.div_ceil(TILE_ROWS));
         for (i, rows) in source.chunks(rows_at_once * row_bytes).enumerate() {
-            let count = rows.len() / row_bytes;
-            let host = &mut staged.host.bytes_mut()[..count * row_elems * 2];
-            to_bf16(format, rows, host);
+            let count = (rows.len() / row_bytes) as u32;
             let first_tile = (i * rows_at_once) as u64 / u64::from(TILE_ROWS);
-            let args = PackArgs {
-                from: staged.device.address,
-                to: bytes.address + first_tile * u64::from(TILE_ROWS) * u64::from(k) * 2,
-                seed: 0,
-                n: count as u32,
-                k,
-                k_tiles: k / 16,
-                tiles: (count as u32).div_ceil(TILE_ROWS),
-                scale: 0.0,
-                pad: 0,
+            let (from, to) = (staged.device.address, bytes.address + first_tile * row_tile_bytes);
+            let (n, tiles) = (count, count.div_ceil(TILE_ROWS));
+            let (host, launch) = if tile_format == TileFormat::Bf16 {
+                let host = &mut staged.host.bytes_mut()[..count as usize * row_elems * 2];
+                to_bf16(format, rows, host);
+                let k_tiles = k / 16;
+                let args = PackArgs { from, to, seed: 0, n, k, k_tiles, tiles, scale: 0.0, pad: 0 };
+                (host, pack_launch(kernels, args))
+            } else {
+                let host = &mut staged.host.bytes_mut()[..rows.len()];
+                host.copy_from_slice(rows);
+                let args = PackQuantisedArgs { from, to, n, k, tiles, format: tile_format as u32 };
+                (host, pack_quantised_launch(kernels, args))
             };
             // SAFETY: the staging buffers hold `count` rows, and the tiles lie in `bytes`; the
             // stream is waited for before the staging is used again.
             unsafe {
-                driver.upload(staged.device.address, host)?;
-                let launch = pack_launch(kernels, args);
+                driver.upload(from, host)?;
                 driver.launch(&launch.shape, &launch.args)?;
             }
             driver.synchronize()?;
         }
-        self.weights.insert(name.into(), Weight { bytes, layout: WeightLayout::Tiles { n, k } });
+        let layout = WeightLayout::Tiles { n, k, format: tile_format };
+        self.weights.insert(name.into(), Weight { bytes, layout });
         Ok(())
     }
 
@@ -158,7 +164,7 @@ impl Memory {
         (n, k): (u32, u32),
         (seed, scale): (u64, f32),
     ) -> Result<(), DeviceError> {
-        let size = CudaBackend.matrix_bytes(Format::BF16, n, k)?;
+        let size = self.backend.matrix_bytes(Format::BF16, n, k)?;
         let bytes = self.reserve(name, size)?;
         let tiles = n.div_ceil(TILE_ROWS);
         let (to, k_tiles) = (bytes.address, k / 16);
@@ -167,7 +173,8 @@ impl Memory {
         // SAFETY: the tiles are exactly `bytes`.
         unsafe { self.driver.launch(&launch.shape, &launch.args)? };
         self.driver.synchronize()?;
-        self.weights.insert(name.into(), Weight { bytes, layout: WeightLayout::Tiles { n, k } });
+        let layout = WeightLayout::Tiles { n, k, format: TileFormat::Bf16 };
+        self.weights.insert(name.into(), Weight { bytes, layout });
         Ok(())
     }
 
@@ -232,6 +239,13 @@ fn pack_launch(kernels: &Kernels, args: PackArgs) -> Launch {
     let blocks = elems.div_ceil(256).min(1 << 20) as u32;
     debug_assert!(args.k.is_multiple_of(K_STEP));
     let function = kernels.get("pack_matrix");
+    Launch::new(Shape { function, grid: (blocks, 1), block: 256, shared: 0, cluster: 1 }, args)
+}
+
+fn pack_quantised_launch(kernels: &Kernels, args: PackQuantisedArgs) -> Launch {
+    let lanes = u64::from(args.tiles) * u64::from(args.k / QUANT_TILE_COLS) * 128;
+    let blocks = lanes.div_ceil(256).min(1 << 20) as u32;
+    let function = kernels.get("pack_quantised");
     Launch::new(Shape { function, grid: (blocks, 1), block: 256, shared: 0, cluster: 1 }, args)
 }
 

@@ -2,6 +2,7 @@
 //! in state is not what the plan means.
 
 use crate::CudaError;
+use crate::captured::Captured;
 use crate::driver::{Driver, Graph, Timer, Wait};
 use crate::exec::Exec;
 use lockstep_flow::BucketKey;
@@ -40,6 +41,7 @@ pub struct Probe {
     replays: AtomicU64,
     replay_ns: AtomicU64,
     reports: Mutex<Vec<Report>>,
+    captures: Mutex<Captured>,
 }
 
 /// How often a graph is timed; the least time counts.
@@ -57,6 +59,15 @@ impl Probe {
         let count = self.replays.swap(0, Ordering::Relaxed);
         let ns = self.replay_ns.swap(0, Ordering::Relaxed);
         (count, ns as f64 / 1e3 / count.max(1) as f64)
+    }
+
+    /// What the device's own captures have come to; those of staged generations are not in it.
+    pub fn captures(&self) -> Captured {
+        *self.captures.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn captured(&self, so_far: Captured) {
+        *self.captures.lock().unwrap_or_else(|e| e.into_inner()) = so_far;
     }
 
     pub(crate) fn replayed(&self, time: Duration) {

@@ -1,17 +1,18 @@
 //! From an op of a proven plan to a launch: names become addresses, shapes become arguments.
 
-use crate::backend;
+use crate::backend::{self, TileFormat};
 use crate::driver::Shape;
 use crate::kernels::Kernels;
 use crate::launch::{
-    EmbedArgs, GatherArgs, Launch, NormArgs, RopeArgs, RowsArgs, SAMPLE_SHARED_BYTES, SampleArgs,
+    EmbedArgs, GatherArgs, Launch, MIX_SPANS, MixArgs, MixSpan, NormArgs, RopeArgs, RowsArgs,
+    SAMPLE_SHARED_BYTES, SampleArgs,
 };
 use crate::memory::{Memory, WeightLayout};
 use lockstep_device::DeviceError;
 use lockstep_plan as plan;
 use lockstep_plan::{
-    Axis, BufferId, BufferKind, KvDtype, LIVE_COUNTS, OpId, OpKind, Proven, RopePairing, StepPlan,
-    Unsupported,
+    Access, Axis, BufferId, BufferKind, KvDtype, LIVE_COUNTS, OpId, OpKind, Packing, RopePairing,
+    StepPlan, Unsupported,
 };
 
 /// Where every buffer of a plan lies on the GPU, by [`BufferId`].
@@ -20,8 +21,11 @@ pub struct Addresses(Vec<u64>);
 
 impl Addresses {
     /// Resolves all buffers: weights and state by name, the rest into the arena at `base`.
-    pub fn new(proven: &Proven, base: u64, memory: &Memory) -> Result<Addresses, DeviceError> {
-        let plan = proven.plan();
+    pub fn new(
+        (plan, packing): (&StepPlan, &Packing),
+        base: u64,
+        memory: &Memory,
+    ) -> Result<Addresses, DeviceError> {
         let sized = |name: &str, found: u64, expected: u64| {
             if found == expected {
                 return Ok(());
@@ -45,10 +49,7 @@ impl Addresses {
                     sized(&buffer.name, bytes, buffer.bytes)?;
                     address
                 }
-                _ => {
-                    let offset = proven.packing().offset(id);
-                    base + offset.expect("a proven packing places every arena buffer")
-                }
+                _ => base + packing.offset(id).expect("a packing places every arena buffer"),
             });
         }
         Ok(Addresses(addresses))
@@ -108,7 +109,7 @@ impl<'a> Resolver<'a> {
             OpKind::SiluMul(s) => self.silu_mul(s),
             OpKind::Sample(s) => self.sample(s),
             OpKind::V4(op) => return Err(refuse(op.kernel(), "the ops of the Llama family")),
-            OpKind::Mix { .. } => return Err(refuse("a synthetic op", "the ops of models")),
+            OpKind::Mix { seed } => self.mix(*seed, self.plan.op(op))?,
             OpKind::Collective { ranks } => {
                 let asked = format!("a collective of {ranks} ranks");
                 return Err(refuse(&asked, "plans of one rank"));
@@ -135,10 +136,10 @@ impl<'a> Resolver<'a> {
         Shape { function, grid, block, shared, cluster: 1 }
     }
 
-    pub(crate) fn tiles(&self, id: BufferId) -> Result<(u32, u32), DeviceError> {
+    pub(crate) fn tiles(&self, id: BufferId) -> Result<(u32, u32, TileFormat), DeviceError> {
         let name = &self.plan.buffer(id).name;
         match self.memory.weight(name)?.2 {
-            WeightLayout::Tiles { n, k } => Ok((n, k)),
+            WeightLayout::Tiles { n, k, format } => Ok((n, k, format)),
             WeightLayout::F32 { len } => Err(DeviceError::Binding {
                 buffer: name.clone(),
                 found: format!("{len} f32 values"),
@@ -165,7 +166,7 @@ impl<'a> Resolver<'a> {
     }
 
     fn embed(&self, e: &plan::Embed) -> Result<Launch, DeviceError> {
-        let (_, k) = self.tiles(e.w)?;
+        let (_, k, format) = self.tiles(e.w)?;
         let rows = self.rows(e.axis);
         let args = EmbedArgs {
             live: self.live(e.axis),
@@ -175,7 +176,7 @@ impl<'a> Resolver<'a> {
             rows,
             dim: e.dim,
             k_tiles: k / 16,
-            pad: 0,
+            format: format as u32,
         };
         Ok(Launch::new(self.shape("embed", (rows, 1), 256, 0), args))
     }
@@ -253,6 +254,28 @@ impl<'a> Resolver<'a> {
         };
         let heads = w.attn.heads + 2 * w.attn.kv_heads;
         Launch::new(self.shape("rope_kv_write", (rows, heads.div_ceil(4)), 128, 0), args)
+    }
+
+    fn mix(&self, seed: u64, op: &plan::Op) -> Result<Launch, DeviceError> {
+        let spans = |all: &[Access]| -> Option<[MixSpan; MIX_SPANS]> {
+            let mut spans = [MixSpan::default(); MIX_SPANS];
+            for (i, access) in all.iter().enumerate() {
+                let Access::Static { span, .. } = access else { return None };
+                let at = self.at.at(span.buffer) + span.offset;
+                *spans.get_mut(i)? = MixSpan { at, bytes: span.len };
+            }
+            Some(spans)
+        };
+        let Some((read, write)) = spans(&op.reads).zip(spans(&op.writes)) else {
+            let asked = format!("the synthetic op {}", op.name);
+            return Err(refuse(
+                &asked,
+                "those of up to 8 spans read and 8 written, without tables",
+            ));
+        };
+        let (reads, writes) = (op.reads.len() as u32, op.writes.len() as u32);
+        let args = MixArgs { seed, read, write, reads, writes };
+        Ok(Launch::new(self.shape("mix", (1, 1), 256, 0), args))
     }
 
     fn sample(&self, s: &plan::Sample) -> Launch {

@@ -18,7 +18,10 @@ const NAMES: &[&str] = &["LabDevice", "device::lab", "cpu::lab", "break_books"];
 
 /// Who may: the room that drills, and the rooms that hold the laboratories.
 const MAY: &[&str] =
-    &["crates/sim/", "crates/device/src/", "crates/pool/src/lab.rs", "xtask/src/tidy/"];
+    &["crates/sim/", "crates/device/src/", "crates/pool/src/lab.rs", "xtask/src/tidy/", SUITE];
+
+/// The suite of a GPU machine has a laboratory of its own, and is no part of the product.
+const SUITE: &str = "bench/gpu_suite.sh";
 
 /// Fails where another manifest turns the feature on, and where other code names it.
 pub fn check(tree: &Tree) -> Vec<Finding> {

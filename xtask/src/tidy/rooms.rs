@@ -88,7 +88,7 @@ const ROOMS: &[Room] = &[
     Room {
         name: "cuda",
         rooms: &["flow", "plan", "device"],
-        test_rooms: &["engine", "model", "weights"],
+        test_rooms: &["engine", "model", "sim", "weights"],
         libraries: &["cudarc", "half", "libc", "libloading"],
         why: "cuda is one more device",
     },

@@ -22,9 +22,16 @@ impl Store {
     /// `$LOCKSTEP_MODELS`, else `$XDG_CACHE_HOME/lockstep/models`, else
     /// `~/.cache/lockstep/models`. `None` where not even a home is known.
     pub fn locate(env: impl Fn(&str) -> Option<OsString>) -> Option<Store> {
+        let set = env("LOCKSTEP_MODELS").filter(|v| !v.is_empty()).map(PathBuf::from);
+        set.or_else(|| Store::cache(env).map(|c| c.join("models"))).map(Store)
+    }
+
+    /// Where everything lies that can be made again: `$XDG_CACHE_HOME/lockstep`, else
+    /// `~/.cache/lockstep`.
+    pub fn cache(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         let set = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let cache = || set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
-        set("LOCKSTEP_MODELS").or_else(|| cache().map(|c| c.join("lockstep/models"))).map(Store)
+        let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
+        base.map(|c| c.join("lockstep"))
     }
 
     /// The folder.

@@ -1,8 +1,10 @@
 //! An engine whose loop the suite turns itself, with every event and every row of logits kept.
 
-use lockstep_cuda::CudaDevice;
+use lockstep_cuda::{CudaDevice, KernelSource};
 use lockstep_device::{CpuDevice, Device};
-use lockstep_engine::{EngineParts, Handle, Knobs, LogitTap, LoopTurn, StepLoop, assemble};
+use lockstep_engine::{
+    Draft, EngineError, EngineParts, Handle, Knobs, LogitTap, LoopTurn, StepLoop, assemble,
+};
 use lockstep_flow::{
     Event, EventKind, EventSink, Micros, Request, RequestId, SamplingParams, Token,
 };
@@ -17,8 +19,14 @@ pub type Rows = Arc<Mutex<BTreeMap<(u64, u32), Vec<f32>>>>;
 
 /// The first GPU.
 pub fn gpu() -> CudaDevice {
-    let kernels = std::env::var_os("LOCKSTEP_CUDA_KERNELS").map(std::path::PathBuf::from);
-    CudaDevice::new(0, kernels.as_deref()).unwrap_or_else(|e| panic!("{e}"))
+    let folder = std::env::var_os("LOCKSTEP_CUDA_KERNELS").map(std::path::PathBuf::from);
+    let built_in = KernelSource::BuiltIn { cache: None };
+    gpu_with(&folder.map_or(built_in, KernelSource::Folder))
+}
+
+/// The first GPU, with kernels from somewhere else.
+pub fn gpu_with(kernels: &KernelSource) -> CudaDevice {
+    CudaDevice::new(0, kernels).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The CPU.
@@ -123,6 +131,8 @@ pub struct Outcome {
     pub tokens: Vec<u32>,
     /// By position.
     pub rows: BTreeMap<u32, Vec<f32>>,
+    /// It ran to its end.
+    pub finished: bool,
 }
 
 /// A model of `path`; a folder without weights gives a dummy.
@@ -135,6 +145,16 @@ pub fn model(path: &Path, dummy: bool) -> Model {
 impl Bed {
     /// An engine of `model` on `device`.
     pub fn new(device: Box<dyn Device>, model: Model, knobs: Knobs, keep: Keep) -> Bed {
+        Bed::drafted((device, model), knobs, keep, None).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The same, with plans as `draft` makes them.
+    pub fn drafted(
+        (device, model): (Box<dyn Device>, Model),
+        knobs: Knobs,
+        keep: Keep,
+        draft: Option<Arc<dyn Draft>>,
+    ) -> Result<Bed, EngineError> {
         let (rows, digests) = (Rows::default(), RowDigests::default());
         let tap: Option<Box<dyn LogitTap>> = match keep {
             Keep::Nothing => None,
@@ -150,10 +170,10 @@ impl Bed {
             device_facts: Default::default(),
             progress: &mut |_, _| {},
             tap,
-            draft: None,
+            draft,
         };
-        let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
-        Bed { handle: started.handle, steps, rows, digests, next: 0 }
+        let (started, steps) = assemble(parts)?;
+        Ok(Bed { handle: started.handle, steps, rows, digests, next: 0 })
     }
 
     /// Runs requests all at once and asks `probe` for a report of step `at`, then of the first
@@ -165,6 +185,14 @@ impl Bed {
 
     /// Runs requests all at once, the second half some steps later.
     pub fn run(&mut self, asks: &[Ask], late: usize) -> Vec<Outcome> {
+        let outcomes = self.run_any(asks, late);
+        let open = outcomes.iter().position(|o| !o.finished);
+        assert!(open.is_none(), "request {open:?} has not finished");
+        outcomes
+    }
+
+    /// The same where a request may end otherwise.
+    pub fn run_any(&mut self, asks: &[Ask], late: usize) -> Vec<Outcome> {
         let sinks: Vec<Recorder> = asks.iter().map(|_| Recorder::default()).collect();
         let first = self.next;
         let submit = |i: usize| {
@@ -183,8 +211,7 @@ impl Bed {
         let mut rows = self.rows.lock().expect("nobody panics with it");
         let outcome = |(i, sink): (usize, &Recorder)| {
             let events = sink.0.lock().expect("nobody panics with it");
-            let last = events.last().unwrap_or_else(|| panic!("request {i} has no event"));
-            assert!(matches!(last.kind, EventKind::Finished { .. }), "request {i}: {last:?}");
+            let finished = |e: &Event| matches!(e.kind, EventKind::Finished { .. });
             let token = |e: &Event| match &e.kind {
                 EventKind::Token { token, .. } => Some(token.0),
                 _ => None,
@@ -192,7 +219,11 @@ impl Bed {
             let id = first + i as u64;
             let mine: Vec<u32> = rows.range((id, 0)..=(id, u32::MAX)).map(|(k, _)| k.1).collect();
             let rows = mine.into_iter().map(|p| (p, rows.remove(&(id, p)).unwrap_or_default()));
-            Outcome { tokens: events.iter().filter_map(token).collect(), rows: rows.collect() }
+            Outcome {
+                tokens: events.iter().filter_map(token).collect(),
+                rows: rows.collect(),
+                finished: events.last().is_some_and(finished),
+            }
         };
         sinks.iter().enumerate().map(outcome).collect()
     }
@@ -277,11 +308,19 @@ pub struct Rng(pub u64);
 impl Rng {
     /// Below `n`.
     pub fn below(&mut self, n: u32) -> u32 {
+        ((self.top() * u64::from(n)) >> 32) as u32
+    }
+
+    /// Four bytes.
+    pub fn word(&mut self) -> [u8; 4] {
+        (self.top() as u32).to_le_bytes()
+    }
+
+    fn top(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        let top = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-        ((top * u64::from(n)) >> 32) as u32
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
     }
 
     /// A prompt.
@@ -293,4 +332,17 @@ impl Rng {
 /// Greedy, to the end.
 pub fn greedy(max_tokens: u32) -> SamplingParams {
     SamplingParams { temperature: 0.0, max_tokens, ignore_eos: true, ..SamplingParams::default() }
+}
+
+/// The greatest logit less the next one.
+pub fn margin(row: &[f32]) -> f32 {
+    let mut best = [f32::NEG_INFINITY; 2];
+    for v in row {
+        if *v > best[0] {
+            best = [*v, best[0]];
+        } else if *v > best[1] {
+            best[1] = *v;
+        }
+    }
+    best[0] - best[1]
 }

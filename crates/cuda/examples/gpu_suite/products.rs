@@ -1,11 +1,11 @@
 //! Matrix products alone: right against f64, the same bits for every number of rows, and fast.
 
 use crate::Table;
-use crate::bed::gpu;
+use crate::bed::{Rng, gpu};
 use lockstep_cuda::{CudaBackend, Probe};
 use lockstep_device::{Device, ExecId};
 use lockstep_flow::{BucketKey, Lease};
-use lockstep_plan::format::Format;
+use lockstep_plan::format::{Format, decode_blocks};
 use lockstep_plan::{
     Axis, Backend, BufferKind, Elem, Epilogue, Gemm, GemmPart, LaneId, OpKind, PaddingPolicy,
     PlanBuilder, StepPlan, WeightData, pack, prove, seeded, unit_scale,
@@ -30,19 +30,46 @@ struct Product {
     n: &'static [u32],
     k: u32,
     gated: bool,
+    /// Of each part; bf16 where there is none.
+    formats: &'static [Format],
 }
 
+const BF16: &[Format] = &[];
+
 /// Those of the Qwen3-8B shape, some of the 0.6B shape, and ends that are no whole tile.
-const PRODUCTS: [Product; 9] = [
-    Product { name: "8B qkv", n: &[4096, 1024, 1024], k: 4096, gated: false },
-    Product { name: "8B o", n: &[4096], k: 4096, gated: false },
-    Product { name: "8B gate+up", n: &[12288, 12288], k: 4096, gated: true },
-    Product { name: "8B down", n: &[4096], k: 12288, gated: false },
-    Product { name: "0.6B qkv", n: &[2048, 1024, 1024], k: 1024, gated: false },
-    Product { name: "0.6B gate+up", n: &[3072, 3072], k: 1024, gated: true },
-    Product { name: "0.6B down", n: &[1024], k: 3072, gated: false },
-    Product { name: "odd", n: &[200, 24, 56], k: 576, gated: false },
-    Product { name: "odd gate+up", n: &[1000, 1000], k: 192, gated: true },
+const PRODUCTS: [Product; 14] = [
+    Product { name: "8B qkv", n: &[4096, 1024, 1024], k: 4096, gated: false, formats: BF16 },
+    Product { name: "8B o", n: &[4096], k: 4096, gated: false, formats: BF16 },
+    Product { name: "8B gate+up", n: &[12288, 12288], k: 4096, gated: true, formats: BF16 },
+    Product { name: "8B down", n: &[4096], k: 12288, gated: false, formats: BF16 },
+    Product { name: "0.6B qkv", n: &[2048, 1024, 1024], k: 1024, gated: false, formats: BF16 },
+    Product { name: "0.6B gate+up", n: &[3072, 3072], k: 1024, gated: true, formats: BF16 },
+    Product { name: "0.6B down", n: &[1024], k: 3072, gated: false, formats: BF16 },
+    Product { name: "odd", n: &[200, 24, 56], k: 576, gated: false, formats: BF16 },
+    Product { name: "odd gate+up", n: &[1000, 1000], k: 192, gated: true, formats: BF16 },
+    Product {
+        name: "8B gate+up Q8_0",
+        n: &[12288, 12288],
+        k: 4096,
+        gated: true,
+        formats: &[Format::Q8_0; 2],
+    },
+    Product {
+        name: "8B gate+up Q4_1",
+        n: &[12288, 12288],
+        k: 4096,
+        gated: true,
+        formats: &[Format::Q4_1; 2],
+    },
+    Product { name: "8B down Q8_0", n: &[4096], k: 12288, gated: false, formats: &[Format::Q8_0] },
+    Product { name: "8B down Q4_0", n: &[4096], k: 12288, gated: false, formats: &[Format::Q4_0] },
+    Product {
+        name: "odd Q4_1, Q6_K and Q8_0",
+        n: &[200, 24, 56],
+        k: 768,
+        gated: false,
+        formats: &[Format::Q4_1, Format::Q6_K, Format::Q8_0],
+    },
 ];
 
 struct Alone(BucketKey);
@@ -59,6 +86,55 @@ impl Lease for Alone {
 impl Product {
     fn weight(&self, layer: u32, part: usize) -> String {
         format!("layers.{layer}.{}.{part}", self.name)
+    }
+
+    fn format(&self, part: usize) -> Format {
+        self.formats.get(part).copied().unwrap_or(Format::BF16)
+    }
+
+    /// The bytes of a part that is not bf16, as a file has them: any codes, scales as of weights.
+    fn file_bytes(&self, part: usize) -> Vec<u8> {
+        let format = self.format(part);
+        let elems = u64::from(self.n[part]) * u64::from(self.k);
+        let size = format.bytes_for(elems).expect("whole blocks") as usize;
+        let mut rng = Rng(0xb17e5 + part as u64);
+        let mut bytes: Vec<u8> = (0..size.div_ceil(4)).flat_map(|_| rng.word()).collect();
+        bytes.truncate(size);
+        for block in bytes.chunks_exact_mut(format.block_bytes()) {
+            // Where the scales of these formats stand, and how large their codes are.
+            let (at, most): (&[usize], f32) = match format {
+                Format::Q6_K => (&[208], 32.0 * 127.0),
+                Format::Q4_1 => (&[0, 2], 15.0),
+                Format::Q4_0 => (&[0], 8.0),
+                _ => (&[0], 127.0),
+            };
+            for &at in at {
+                let scale = half::f16::from_f32(unit_scale(self.k) / most);
+                block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// Bytes of the matrices on the GPU.
+    fn weight_bytes(&self) -> u64 {
+        let backend = CudaBackend::default();
+        let of = |(part, &n)| backend.matrix_bytes(self.format(part), n, self.k).expect("a shape");
+        self.n.iter().enumerate().map(of).sum()
+    }
+
+    /// A row of weights as they are multiplied.
+    fn row(&self, part: usize, n: u32, bytes: &[u8]) -> Vec<f64> {
+        let (format, k) = (self.format(part), self.k as usize);
+        if format == Format::BF16 {
+            let at = u64::from(n) * k as u64;
+            let w = |i: usize| f64::from(seeded(part as u64, at + i as u64, unit_scale(self.k)));
+            return (0..k).map(w).collect();
+        }
+        let row_bytes = bytes.len() / self.n[part] as usize;
+        let mut values = vec![0f32; k];
+        decode_blocks(format, &bytes[n as usize * row_bytes..][..row_bytes], &mut values);
+        values.iter().map(|v| f64::from(half::bf16::from_f32(*v))).collect()
     }
 
     fn plan(&self, rows: u32, layers: u32) -> StepPlan {
@@ -80,9 +156,10 @@ impl Product {
             let mut out_col = 0;
             let mut parts = Vec::new();
             for (i, &n) in self.n.iter().enumerate() {
-                let size = CudaBackend.matrix_bytes(Format::BF16, n, self.k).expect("a shape");
+                let format = self.format(i);
+                let size = CudaBackend::default().matrix_bytes(format, n, self.k).expect("a shape");
                 let w = b.weight(self.weight(layer, i), size, Elem::Opaque);
-                parts.push(GemmPart { w, format: Format::BF16, n, out_col, bias: None });
+                parts.push(GemmPart { w, format, n, out_col, bias: None });
                 out_col += if self.gated { 0 } else { n };
             }
             let epilogue = if self.gated { Epilogue::SwiGluQuantised } else { Epilogue::Store };
@@ -140,12 +217,10 @@ fn run_rows(device: &mut dyn Device, product: &Product, rows: u32) -> Ran {
 }
 
 /// The greatest distance from f64 over some outputs of the first row, relative to their norm.
-fn distance(product: &Product, ran: &Ran) -> f64 {
-    let scale = unit_scale(product.k);
+fn distance(product: &Product, files: &[Vec<u8>], ran: &Ran) -> f64 {
     let dot = |part: usize, n: u32| -> f64 {
-        let w =
-            |i: u32| seeded(part as u64, u64::from(n) * u64::from(product.k) + u64::from(i), scale);
-        (0..product.k).map(|i| f64::from(w(i)) * f64::from(x_at(0, i))).sum()
+        let row = product.row(part, n, &files[part]);
+        row.iter().zip(0..).map(|(w, i)| w * f64::from(x_at(0, i))).sum()
     };
     let (mut off, mut all) = (0.0, 0.0);
     let mut see = |found: f64, right: f64| {
@@ -174,9 +249,9 @@ fn distance(product: &Product, ran: &Ran) -> f64 {
     (off / all).sqrt()
 }
 
-fn bits(device: &mut dyn Device, product: &Product, table: &mut Table) {
+fn bits(device: &mut dyn Device, product: &Product, files: &[Vec<u8>], table: &mut Table) {
     let most = run_rows(device, product, 4096);
-    let d = distance(product, &most);
+    let d = distance(product, files, &most);
     let bar = if product.gated { 3e-3 } else { 1e-5 };
     let mut differ = Vec::new();
     for rows in ROWS {
@@ -205,6 +280,7 @@ fn speed(
     let probe = Arc::new(Probe::default());
     device.set_probe(probe.clone());
     let n: u64 = product.n.iter().map(|n| u64::from(*n)).sum();
+    let bytes = product.weight_bytes() as f64;
     let mut line = format!("     product {}:", product.name);
     for rows in TIMED {
         let (exec, arena) = capture(device, product, rows, layers);
@@ -213,9 +289,8 @@ fn speed(
         device.release(exec).and_then(|()| device.free_arena(arena)).expect("nothing runs");
         for report in probe.take() {
             let us = f64::from(report.replay_us) / f64::from(layers);
-            let weights = (n * u64::from(product.k) * 2) as f64;
             let flops = 2.0 * (n * u64::from(product.k) * u64::from(rows)) as f64;
-            let (limit, rate) = (weights / BANDWIDTH * 1e6, flops / us / 1e6);
+            let (limit, rate) = (bytes / BANDWIDTH * 1e6, flops / us / 1e6);
             let share = if rows < 256 { limit / us * 100.0 } else { rate / 790.0 * 100.0 };
             line += &format!(" {rows}: {us:.1} us ({share:.0}%)");
         }
@@ -224,21 +299,29 @@ fn speed(
 }
 
 pub fn run(table: &mut Table) {
-    for (i, product) in PRODUCTS.iter().enumerate() {
+    for product in &PRODUCTS {
         let mut device = gpu();
-        let bytes: u32 = product.n.iter().sum::<u32>() * product.k * 2;
+        let file = |part| match product.format(part) {
+            Format::BF16 => Vec::new(),
+            _ => product.file_bytes(part),
+        };
+        let files: Vec<Vec<u8>> = (0..product.n.len()).map(file).collect();
         // More than the second-level cache holds.
-        let layers = (400u32 << 20).div_ceil(bytes).clamp(2, 64);
+        let layers = (400u64 << 20).div_ceil(product.weight_bytes()).clamp(2, 64) as u32;
         for layer in 0..layers {
             for (part, &n) in product.n.iter().enumerate() {
                 let (k, seed, scale) = (product.k, part as u64, unit_scale(product.k));
-                let data = WeightData::Seeded { n, k, seed, scale };
+                let format = product.format(part);
+                let data = match format {
+                    Format::BF16 => WeightData::Seeded { n, k, seed, scale },
+                    _ => WeightData::Matrix { format, n, k, bytes: &files[part] },
+                };
                 let loaded = device.load_weight(&product.weight(layer, part), data);
                 loaded.unwrap_or_else(|e| panic!("{e}"));
             }
         }
-        bits(&mut device, product, table);
-        if i < 7 {
+        bits(&mut device, product, &files, table);
+        if !product.name.starts_with("odd") {
             speed(&mut device, product, layers, table);
         }
     }

@@ -7,7 +7,7 @@
 //! distance stands beside it: it quantises those rows to 8 bits where weights are quantised.
 
 use crate::Table;
-use crate::bed::{Ask, Bed, Keep, Outcome, cpu, gpu, greedy, model};
+use crate::bed::{Ask, Bed, Keep, Outcome, cpu, gpu, greedy, margin, model};
 use lockstep_device::Device;
 use lockstep_engine::Knobs;
 use std::path::Path;
@@ -93,19 +93,6 @@ fn distance(a: &Outcome, reference: &Reference) -> f64 {
         }
     }
     (off / all).sqrt()
-}
-
-/// The greatest logit less the next one.
-fn margin(row: &[f32]) -> f32 {
-    let mut best = [f32::NEG_INFINITY; 2];
-    for v in row {
-        if *v > best[0] {
-            best = [*v, best[0]];
-        } else if *v > best[1] {
-            best[1] = *v;
-        }
-    }
-    best[0] - best[1]
 }
 
 pub fn run(fixtures: &Path, table: &mut Table) {

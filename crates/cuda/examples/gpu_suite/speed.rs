@@ -4,9 +4,9 @@
 
 use crate::Table;
 use crate::bed::{Ask, Bed, Keep, Rng, gpu, greedy, model};
-use lockstep_cuda::Probe;
+use lockstep_cuda::{Captured, Probe};
 use lockstep_engine::Knobs;
-use lockstep_flow::GenerationState;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,6 +57,16 @@ const SHAPES: [Shape; 2] = [
     },
 ];
 
+/// A folder with the configuration of a shape.
+pub fn folder(name: &str) -> Option<PathBuf> {
+    let shape = SHAPES.iter().find(|s| s.name == name)?;
+    let folder = std::env::temp_dir().join(format!("lockstep-{name}"));
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("config.json"), shape.config));
+    written.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    Some(folder)
+}
+
 fn timed(bed: &mut Bed, rng: &mut Rng, rows: usize, tokens: u32) -> f64 {
     let ask = |_| Ask { prompt: rng.prompt(320, 150_000), params: greedy(tokens) };
     let asks: Vec<Ask> = (0..rows).map(ask).collect();
@@ -72,10 +82,7 @@ pub fn run(name: &str, rows: &[usize], table: &mut Table) {
         table.verdict(false, format!("there is no shape {name}"));
         return;
     };
-    let folder = std::env::temp_dir().join(format!("lockstep-{name}"));
-    let written = std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(folder.join("config.json"), shape.config));
-    written.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let folder = folder(name).expect("a shape");
     let knobs = Knobs {
         graph_max_bs: 96,
         running_max: 96,
@@ -92,34 +99,26 @@ pub fn run(name: &str, rows: &[usize], table: &mut Table) {
     device.set_probe(probe.clone());
     let mut bed = Bed::new(Box::new(device), model(&folder, true), knobs, Keep::Nothing);
     table.line(format!("     {name}: ready in {:.2} s", start.elapsed().as_secs_f64()));
-    let status = bed.status();
-    if let Some(g) = status.generations.first() {
-        let at = |state| g.moves.iter().find(|m| m.0 == state).map(|m| m.1.0 as f64 / 1e3);
-        let captured = at(GenerationState::Captured).zip(at(GenerationState::Prepared));
-        table.line(format!(
-            "     {name}: {} buckets captured in {:.0} ms; arenas {:.1} MiB, of the twins {:.1} MiB",
-            g.buckets.iter().filter(|b| b.captured).count(),
-            captured.map_or(f64::NAN, |(end, start)| end - start),
-            g.arena_bytes as f64 / 1048576.0,
-            g.shadow_bytes as f64 / 1048576.0,
-        ));
-    }
+    say_captures(name, &bed, &probe.captures(), table);
     let mut rng = Rng(0x5eed);
     timed(&mut bed, &mut rng, 4, 16);
     for &c in rows {
         let prefill = (0..2).map(|_| timed(&mut bed, &mut rng, c, 8)).fold(f64::INFINITY, f64::min);
         probe.replays();
+        let audited = audit_us(&bed);
         let mut all: Vec<f64> = (0..3).map(|_| timed(&mut bed, &mut rng, c, 256)).collect();
         all.sort_by(f64::total_cmp);
         let ms = (all[1] - prefill) / 248.0 * 1e3;
-        let (_, device_us) = probe.replays();
+        let (steps, device_us) = probe.replays();
+        let audit = (audit_us(&bed) - audited) / steps.max(1) as f64 / 1e3;
         let bytes = shape.weights + c as f64 * (320.0 + 132.0) * shape.kv_token;
         let limit = bytes / BANDWIDTH * 1e3;
         let at = PEER_ROWS.iter().position(|r| *r == c);
         let peer = at.map_or(f64::NAN, |i| shape.peer[i]);
         table.line(format!(
             "     {name} C={c}: {ms:.3} ms a step, peer {peer:.2} ({:.2}x), limit {limit:.3} \
-             ({:.0}%); {:.0} tok/s; host {:.2} ms of it; 8 tokens after 320: {:.1} ms",
+             ({:.0}%); {:.0} tok/s; host {:.2} ms of it, \
+             the audit {audit:.2}; 8 tokens after 320: {:.1} ms",
             peer / ms,
             limit / ms * 100.0,
             c as f64 / ms * 1e3,
@@ -136,6 +135,41 @@ pub fn run(name: &str, rows: &[usize], table: &mut Table) {
             }
         }
     }
+}
+
+/// Microseconds that the audit has taken of the step thread.
+fn audit_us(bed: &Bed) -> f64 {
+    bed.status().audit.parts.iter().map(|p| p.time.0 as f64).sum()
+}
+
+/// Plans whose capture has a bar, and the bar.
+const BUCKETS: f64 = 16.0;
+const CAPTURE_MS: f64 = 2000.0;
+
+fn say_captures(name: &str, bed: &Bed, all: &Captured, table: &mut Table) {
+    let mib = |bytes: u64| bytes as f64 / 1048576.0;
+    let status = bed.status();
+    let (arena, shadow) =
+        status.generations.first().map_or((0, 0), |g| (g.arena_bytes, g.shadow_bytes));
+    let each = all.ms / f64::from(all.plans.max(1));
+    table.verdict(
+        all.plans > 0 && each * BUCKETS < CAPTURE_MS,
+        format!(
+            "{name}: {} plans of {} kernels captured in {:.0} ms, {:.0} ms for 16 of them; arenas {:.1} \
+             MiB, of the twins {:.1} MiB; {:.1} MiB of memory predicted, {:.1} taken ({:+.1}%), {:.1} of \
+             them for graphs",
+            all.plans,
+            all.kernels,
+            all.ms,
+            each * BUCKETS,
+            mib(arena),
+            mib(shadow),
+            mib(all.predicted_bytes),
+            mib(all.taken_bytes),
+            all.error_percent(),
+            mib(all.taken_bytes.saturating_sub(all.arena_bytes)),
+        ),
+    );
 }
 
 fn probe_one(bed: &mut Bed, rng: &mut Rng, rows: usize, probe: &Probe) {

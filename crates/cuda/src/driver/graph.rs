@@ -83,8 +83,42 @@ impl Graph {
         Ok(Node(node))
     }
 
+    /// Refuses nodes that take or give back memory when the graph is launched.
+    fn check_nodes(&self) -> Result<(), CudaError> {
+        let mut count = 0;
+        // Without a place for nodes the driver counts them.
+        call!(cuGraphGetNodes(self.graph, null_mut(), &mut count))?;
+        let mut nodes = vec![null_mut(); count];
+        // As many places as it counted.
+        call!(cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &mut count))?;
+        use sys::CUgraphNodeType as T;
+        let (mut allocating, mut kind) = (0, T::CU_GRAPH_NODE_TYPE_EMPTY);
+        for node in nodes {
+            // A node of this graph.
+            call!(cuGraphNodeGetType(node, &mut kind))?;
+            let allocates = [T::CU_GRAPH_NODE_TYPE_MEM_ALLOC, T::CU_GRAPH_NODE_TYPE_MEM_FREE];
+            allocating += usize::from(allocates.contains(&kind));
+        }
+        if allocating > 0 { Err(CudaError::GraphAllocates { nodes: allocating }) } else { Ok(()) }
+    }
+
+    /// Adds a node that allocates, which no graph of this room has.
+    #[cfg(feature = "lab")]
+    pub fn allocation(&mut self, driver: &Driver, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: plain numbers and null pointers, for which all zeros is a value.
+        let mut params: sys::CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { core::mem::zeroed() };
+        params.poolProps.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        params.poolProps.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        params.poolProps.location.id = driver.device;
+        params.bytesize = bytes;
+        let mut node = null_mut();
+        // Places of this frame; the graph is this one's own.
+        call!(cuGraphAddMemAllocNode(&mut node, self.graph, core::ptr::null(), 0, &mut params))
+    }
+
     /// Makes it launchable and puts it on the GPU.
     pub fn instantiate(self, driver: &Arc<Driver>) -> Result<GraphExec, CudaError> {
+        self.check_nodes()?;
         let mut exec = null_mut();
         // The graph is this one's own.
         call!(cuGraphInstantiateWithFlags(&mut exec, self.graph, 0))?;
