@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: builds both sides and hands over to `bench/side_by_side.py`;
 //! `cargo xtask bench audit` prices the audit; `cargo xtask bench v4` says where a step of the
-//! recall model goes.
+//! recall model goes, and what its drafts are worth.
 
 use crate::args::{Outcome, Stop};
 use crate::metadata::Metadata;

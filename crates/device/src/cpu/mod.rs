@@ -17,6 +17,7 @@ pub mod kv;
 #[cfg(feature = "lab")]
 pub mod lab;
 pub mod lanes;
+pub mod limits;
 mod load;
 pub mod math;
 mod memory;

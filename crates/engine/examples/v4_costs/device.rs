@@ -14,22 +14,33 @@ use std::time::{Duration, Instant};
 /// What was measured since it was last taken.
 #[derive(Default)]
 pub struct Log {
-    /// Ops are timed.
+    /// Steps are timed, and ops too where `by_op` is true.
     pub on: bool,
-    /// Steps, and the time of their ops together.
-    pub steps: u64,
-    pub took: Duration,
-    /// By kind: how often, work, time.
-    pub kinds: BTreeMap<String, (u64, Work, Duration)>,
+    pub by_op: bool,
+    /// Each step's time.
+    pub steps: Vec<Duration>,
+    /// By kind of op.
+    pub kinds: BTreeMap<String, Kind>,
+}
+
+/// Ops of a kind.
+#[derive(Default)]
+pub struct Kind {
+    pub calls: u64,
+    pub work: Work,
+    /// Of each step, the time of all its ops of this kind.
+    pub steps: Vec<Duration>,
 }
 
 impl Log {
-    fn add(&mut self, kind: String, work: Work, took: Duration) {
-        let entry = self.kinds.entry(kind).or_default();
-        entry.0 += 1;
-        entry.1.bytes += work.bytes;
-        entry.1.macs += work.macs;
-        entry.2 += took;
+    fn add(&mut self, step: BTreeMap<String, (u64, Work, Duration)>) {
+        for (name, (calls, work, took)) in step {
+            let kind = self.kinds.entry(name).or_default();
+            kind.calls += calls;
+            kind.work.bytes += work.bytes;
+            kind.work.macs += work.macs;
+            kind.steps.push(took);
+        }
     }
 }
 
@@ -124,23 +135,33 @@ impl Device for Timed {
     }
 
     fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
-        let Some(plan) = self.plans.get(&exec).cloned().filter(|_| self.log().on) else {
-            return self.inner.replay(exec, lease);
+        let (on, by_op) = (self.log().on, self.log().by_op);
+        let began = Instant::now();
+        let Some(plan) = self.plans.get(&exec).cloned().filter(|_| on && by_op) else {
+            self.inner.replay(exec, lease)?;
+            if on {
+                self.log().steps.push(began.elapsed());
+            }
+            return Ok(());
         };
         let step = self.step(exec, plan.plan());
-        let began = Instant::now();
+        let mut kinds: BTreeMap<String, (u64, Work, Duration)> = BTreeMap::new();
         for op in plan.plan().op_ids() {
             let at = Instant::now();
             self.inner.replay_op(exec, lease, op)?;
             let took = at.elapsed();
             if !plan.plan().op(op).kind.is_host() {
                 let work = work(plan.plan(), op, &step);
-                self.log().add(name(plan.plan(), op), work, took);
+                let kind = kinds.entry(name(plan.plan(), op)).or_default();
+                kind.0 += 1;
+                kind.1.bytes += work.bytes;
+                kind.1.macs += work.macs;
+                kind.2 += took;
             }
         }
         let mut log = self.log();
-        log.steps += 1;
-        log.took += began.elapsed();
+        log.steps.push(kinds.values().map(|k| k.2).sum());
+        log.add(kinds);
         Ok(())
     }
 

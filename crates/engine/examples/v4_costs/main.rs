@@ -1,178 +1,73 @@
-//! Where a step of the recall model goes: decode and prefill of 1, 8 and 32 rows, by kind of op.
+//! Where a step of the recall model goes, and what its drafts are worth.
 //!
 //! ```text
-//! cargo xtask bench v4 [FOLDER] [THREADS]
+//! cargo xtask bench v4 [costs|drafts] [ROWS] [FOLDER] [THREADS]
 //! ```
 //!
-//! The engine runs the model's own sessions; a chunk of steps is run whole first, then op by op with
-//! every op timed. Bytes and multiply-adds are those that an op cannot do without (`work.rs`).
+//! `costs`: prefill and decode of `ROWS` requests (`1,8,32`), the first tokens of the model's own
+//! sessions. Each phase is run whole first, then op by op with every op timed, and holds nothing
+//! else: a prefill ends with its prompts' first tokens, and a decode begins when the last prompt is
+//! past. The engine's counters are asked whether that was so. Memory is warm: the same load has run
+//! before, on the same pages. Bytes and multiply-adds are those that an op cannot do without
+//! (`work.rs`); they stand beside the machine's own marks, measured at the start.
+//!
+//! `drafts`: turns of the sessions with 0 to 4 drafts a step, `ROWS` (`8,1`) at once: tokens a
+//! second of steps that decode on all rows, and how many drafts were right.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod device;
+mod drafts;
+mod table;
 mod work;
 
-use device::{Log, Timed};
-use lockstep_engine::{EngineParts, Handle, Knobs, StepLoop, assemble};
-use lockstep_flow::{Event, EventSink, Micros, Request, RequestId, SamplingParams, Token};
-use lockstep_model::Model;
-use lockstep_weights::Checkpoint;
+use bench::{Bench, Setting};
+use lockstep_device::cpu::isa::Isa;
+use lockstep_device::cpu::limits::Limits;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Tokens of each prompt.
-const PROMPT: usize = 900;
-/// Steps that are timed.
-const STEPS: u32 = 24;
-
-struct Silent;
-
-impl EventSink for Silent {
-    fn emit(&mut self, _: Event) -> bool {
-        true
-    }
-}
 
 fn main() {
-    let mut args = std::env::args().skip(1);
+    let mut args = std::env::args().skip(1).peekable();
+    let named = args.next_if(|a| a == "costs" || a == "drafts");
+    let drafts = named.as_deref() == Some("drafts");
+    let rows = args.next().unwrap_or_else(|| if drafts { "8,1" } else { "1,8,32" }.into());
+    let rows = rows.split(',').map(|n| n.parse().expect("ROWS is a list like 1,8,32"));
+    let rows: Vec<u32> = rows.collect();
     let recall = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/recall");
     let folder = args.next().map_or_else(recall, PathBuf::from);
     let threads = args.next().map_or(2, |n| n.parse().expect("a number of threads"));
-    let prompts = prompts(&folder);
-    for rows in [1, 8, 32] {
-        let mut bench = Bench::new(&folder, threads, rows);
-        bench.run(&prompts);
+    if drafts {
+        return drafts::run(&folder, threads, &rows);
+    }
+    let limits = Limits::measure(threads, Isa::detect()).unwrap_or_else(|e| panic!("{e}"));
+    println!("{threads} threads: {limits}");
+    for rows in rows {
+        let setting = Setting::costs(rows);
+        let mut bench = Bench::new(&folder, threads, setting);
+        costs(&mut bench, &limits);
     }
 }
 
-/// The first tokens of the model's sessions.
-fn prompts(folder: &Path) -> Vec<Vec<Token>> {
-    let path = folder.join("cases.jsonl");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-    let of = |line: &str| -> Vec<Token> {
-        let value: serde_json::Value = serde_json::from_str(line).expect("a session a line");
-        let ids = value["ids"].as_array().expect("a session has ids").iter();
-        ids.filter_map(|v| Some(Token(v.as_u64()? as u32))).take(PROMPT).collect()
-    };
-    text.lines().map(of).filter(|ids| ids.len() == PROMPT).collect()
-}
+/// Steps of each measurement of a decode.
+const STEPS: u64 = 64;
 
-struct Bench {
-    handle: Handle,
-    steps: StepLoop,
-    log: Arc<Mutex<Log>>,
-    rows: u32,
-}
-
-impl Bench {
-    fn new(folder: &Path, threads: u32, rows: u32) -> Bench {
-        let checkpoint = Checkpoint::open(folder).unwrap_or_else(|e| panic!("{e}"));
-        let model = Model::new(Arc::new(checkpoint)).unwrap_or_else(|e| panic!("{e}"));
-        let (device, log) = Timed::new(threads);
-        let knobs = Knobs {
-            graph_max_bs: rows,
-            running_max: rows,
-            kv_bytes: 1 << 30,
-            context_tokens: 2048,
-            prefix_cache: false,
-            audit_rate: 0,
-            ..Knobs::default()
-        };
-        let parts = EngineParts {
-            device: Box::new(device),
-            model,
-            eos: &[],
-            knobs,
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap: None,
-            draft: None,
-        };
-        let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
-        Bench { handle: started.handle, steps, log, rows }
-    }
-
-    fn run(&mut self, prompts: &[Vec<Token>]) {
-        for i in 0..self.rows as usize {
-            let params = SamplingParams {
-                temperature: 0.0,
-                max_tokens: 1000,
-                ignore_eos: true,
-                ..SamplingParams::default()
-            };
-            let request = Request {
-                id: RequestId(i as u64),
-                prompt: prompts[i % prompts.len()].clone().into(),
-                params,
-                grammar: None,
-                arrived: Micros(i as u64 + 1),
-                deadline: None,
-                adapter: 0,
-                use_prefix_cache: false,
-            };
-            self.handle.submit(request, Box::new(Silent)).unwrap_or_else(|e| panic!("{e}"));
-        }
-        // Half of the prompts as they are, half op by op; then decode likewise.
-        let total = self.rows as usize * PROMPT;
-        let prefilled = |b: &Bench| b.handle.status().counters.prefill_tokens as usize;
-        let whole = self.turns(|b| prefilled(b) < total / 2);
-        let before = prefilled(self);
-        self.log().on = true;
-        self.turns(|b| prefilled(b) < total);
-        let tokens = prefilled(self) - before;
-        self.print("prefill", whole, before as f64, tokens as f64);
-        let mut left = STEPS;
-        let whole = self.turns(|_| {
-            left = left.saturating_sub(1);
-            left > 0
-        });
-        self.log().on = true;
-        let mut left = STEPS;
-        self.turns(|_| {
-            left = left.saturating_sub(1);
-            left > 0
-        });
-        let tokens = f64::from(self.rows * STEPS);
-        self.print("decode", whole, tokens, tokens);
-    }
-
-    fn log(&self) -> std::sync::MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Turns the loop until told otherwise, and how long it took.
-    fn turns(&mut self, mut more: impl FnMut(&Bench) -> bool) -> Duration {
-        let began = Instant::now();
-        loop {
-            self.steps.turn();
-            if !more(self) {
-                return began.elapsed();
-            }
-        }
-    }
-
-    fn print(&mut self, what: &str, whole: Duration, tokens: f64, timed_tokens: f64) {
-        let log = core::mem::take(&mut *self.log());
-        let rate = tokens / whole.as_secs_f64();
-        println!("\n{what}, {} rows: {rate:.0} tok/s whole\n", self.rows);
-        println!("| op | calls | us a call | of the time | GB/s | GMAC/s |");
-        println!("|---|---|---|---|---|---|");
-        let all: Duration = log.kinds.values().map(|k| k.2).sum();
-        let mut kinds: Vec<_> = log.kinds.into_iter().collect();
-        kinds.sort_by_key(|(_, k)| core::cmp::Reverse(k.2));
-        for (name, (calls, work, took)) in kinds {
-            let s = took.as_secs_f64();
-            println!(
-                "| {name} | {calls} | {:.1} | {:.1}% | {:.2} | {:.2} |",
-                1e6 * s / calls as f64,
-                100.0 * s / all.as_secs_f64(),
-                work.bytes / s / 1e9,
-                work.macs / s / 1e9
-            );
-        }
-        let step = log.took.as_secs_f64() / log.steps.max(1) as f64;
-        let timed = timed_tokens / log.took.as_secs_f64();
-        println!("\n{} steps op by op, {:.2} ms each, {timed:.0} tok/s", log.steps, 1e3 * step);
-    }
+fn costs(bench: &mut Bench, limits: &Limits) {
+    let rows = bench.setting.running;
+    bench.submit_all(bench::TOKENS_MORE);
+    bench.past_prefill();
+    bench.steps(4);
+    bench.time(false);
+    let phase = bench.decode(STEPS);
+    let whole = bench.time(true);
+    bench.decode(STEPS);
+    let ops = bench.take_log();
+    bench.cancel_all();
+    table::print(&format!("decode, {rows} rows"), &phase, &whole, &ops, limits);
+    bench.prefill();
+    bench.time(false);
+    let phase = bench.prefill();
+    let whole = bench.time(true);
+    bench.prefill();
+    let ops = bench.take_log();
+    table::print(&format!("prefill, {rows} rows"), &phase, &whole, &ops, limits);
 }

@@ -1,7 +1,7 @@
 //! The lanes as one AVX-512 register.
 
 use super::super::isa::Isa;
-use super::Lanes;
+use super::{LANES, Lanes};
 use core::arch::x86_64::*;
 
 /// Sixteen floats in a register. Exists only where AVX-512 F, BW, DQ and VL do.
@@ -141,6 +141,36 @@ impl Lanes for Avx512 {
             let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    /// The tree of [`Lanes::sum`] on all sixteen at once: each level adds halves of what is left of
+    /// two vectors, so that 15 additions do for 16 sums.
+    #[inline(always)]
+    fn sum_each(v: &[Self; LANES]) -> Self {
+        // SAFETY: values exist, so the CPU has AVX-512.
+        unsafe {
+            let mut s = [_mm512_setzero_ps(); 8];
+            for (i, s) in s.iter_mut().enumerate() {
+                let (a, b) = (v[i].0, v[i + 8].0);
+                let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+                *s = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+            }
+            for i in 0..4 {
+                let (a, b) = (s[i], s[i + 4]);
+                let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                s[i] = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+            }
+            for i in 0..2 {
+                let (a, b) = (_mm512_castps_pd(s[i]), _mm512_castps_pd(s[i + 2]));
+                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+                s[i] = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            }
+            let low = _mm512_shuffle_ps::<0b10_00_10_00>(s[0], s[1]);
+            let sums = _mm512_add_ps(low, _mm512_shuffle_ps::<0b11_01_11_01>(s[0], s[1]));
+            // Where each vector's sum has come to lie.
+            let at = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+            Avx512(_mm512_permutexvar_ps(at, sums))
         }
     }
 

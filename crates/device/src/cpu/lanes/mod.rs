@@ -111,6 +111,16 @@ pub trait Lanes: Copy {
     fn nan_mask(self) -> u32;
     /// The sum of the lanes: lane l plus lane l+8, then l plus l+4, l plus l+2, l plus l+1.
     fn sum(self) -> f32;
+    /// Lane `l` is the [`Lanes::sum`] of `v[l]`.
+    #[inline(always)]
+    fn sum_each(v: &[Self; LANES]) -> Self {
+        let mut sums = [0f32; LANES];
+        for (sum, v) in sums.iter_mut().zip(v) {
+            *sum = v.sum();
+        }
+        // SAFETY: values exist, so their instruction set does; there are 16 floats.
+        unsafe { Self::load(sums.as_ptr()) }
+    }
     /// The greatest lane, by the same tree of [`Lanes::max`] (lower lanes are the first operand).
     fn greatest(self) -> f32;
 }
@@ -160,4 +170,44 @@ pub(crate) use per_isa;
 #[cfg(test)]
 pub(crate) fn isas() -> Vec<super::isa::Isa> {
     super::isa::Isa::available().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    per_isa! {
+        unsafe fn sums(from: &[f32], each: &mut [f32], one: &mut [f32]) = sums_body;
+    }
+
+    #[inline(always)]
+    unsafe fn sums_body<V: Lanes>(from: &[f32], each: &mut [f32], one: &mut [f32]) {
+        // SAFETY: the slices have 256, 16 and 16 floats.
+        unsafe {
+            let mut v = [V::splat(0.0); LANES];
+            for (l, v) in v.iter_mut().enumerate() {
+                *v = V::load(from.as_ptr().add(l * LANES));
+                one[l] = v.sum();
+            }
+            V::sum_each(&v).store(each.as_mut_ptr());
+        }
+    }
+
+    #[test]
+    fn sums_taken_together_are_those_taken_one_by_one() {
+        // Of all sizes, so that another order of adding gives other bits.
+        let from: Vec<f32> = (0..256u32)
+            .map(|i| {
+                let bits = i.wrapping_mul(0x9e37_79b9) >> 8;
+                (bits as f32 - 8e6) * 2f32.powi((i % 23) as i32 - 11)
+            })
+            .collect();
+        for isa in isas() {
+            let (mut each, mut one) = (vec![0f32; LANES], vec![0f32; LANES]);
+            // SAFETY: the instruction set is there.
+            unsafe { sums(isa, &from, &mut each, &mut one) };
+            assert_eq!(each, one, "{isa}");
+            assert!(one.iter().all(|v| *v != 0.0));
+        }
+    }
 }

@@ -7,7 +7,8 @@
 //! of m and s; a = exp(m - m'); l = l a, o = o a; then, in order, p = exp(s - m'), l = l + p,
 //! o = fma(p, row, o). The result is o * (1 / l), its last channels rotated back.
 //!
-//! The list is a function of the row's own position and selection, so a block of 32 is too.
+//! The list is a function of the row's own position and selection, so a block of 32 is too. Heads
+//! that are computed together share the loads of a row; each keeps its own chains.
 //!
 //! In a prediction block, whose row of a position depends on the token after it, rows lie in the
 //! slot after their position, and those of the last positions, which have no slot yet, in a tail.
@@ -20,8 +21,12 @@ use super::super::math::exp_lanes;
 use super::paged::{PagedRows, Tables};
 use super::rope::{HEAD_DIM_MAX, TailRope, Turn};
 
-/// Heads that share the loads of a row; shapes speed, not bits.
-const HEADS: usize = 4;
+/// Heads that share the loads of a row where registers allow it and there are tasks enough, and
+/// else; both shape speed, not bits.
+const HEADS_MANY: usize = 8;
+const HEADS_FEW: usize = 4;
+/// Tasks of many heads that are worth having.
+const TASKS_MANY: u32 = 4;
 /// Rows of a block.
 const BLOCK: usize = 32;
 /// Rows of a tail, at most.
@@ -77,8 +82,14 @@ unsafe impl Send for SinkAttention {}
 unsafe impl Sync for SinkAttention {}
 
 impl SinkAttention {
+    /// Heads of a task.
+    fn together(&self) -> usize {
+        let many = self.rows * self.heads.div_ceil(HEADS_MANY) as u32;
+        if self.isa == Isa::Avx512 && many >= TASKS_MANY { HEADS_MANY } else { HEADS_FEW }
+    }
+
     fn groups(&self) -> u32 {
-        self.heads.div_ceil(HEADS) as u32
+        self.heads.div_ceil(self.together()) as u32
     }
 
     /// Tasks to share among threads.
@@ -98,7 +109,7 @@ impl SinkAttention {
         let (row, group) = ((task / self.groups()) as usize, (task % self.groups()) as usize);
         if row < live_rows as usize {
             // SAFETY: the caller's contract.
-            unsafe { attend(self.isa, self, row, group * HEADS) }
+            unsafe { attend(self.isa, self, row, group * self.together()) }
         }
     }
 }
@@ -179,21 +190,42 @@ struct Head {
 
 #[inline(always)]
 unsafe fn attend_body<V: Lanes>(a: &SinkAttention, row: usize, first: usize) {
-    let heads = (a.heads - first).min(HEADS);
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (V::ISA, a.together()) {
+            (Isa::Avx512, HEADS_MANY) => attend_heads::<V, HEADS_MANY, 2>(a, row, first),
+            (Isa::Avx512, _) => attend_heads::<V, HEADS_FEW, 4>(a, row, first),
+            _ => attend_heads::<V, HEADS_FEW, 1>(a, row, first),
+        }
+    }
+}
+
+/// `H` heads; `N` rows, and as many vectors of channels, are held in registers at once: shapes
+/// speed, not bits.
+#[inline(always)]
+unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
+    a: &SinkAttention,
+    row: usize,
+    first: usize,
+) {
+    let heads = (a.heads - first).min(H);
+    // Past the last head the first stands in, and its results go nowhere.
+    let mut nowhere = MaybeUninit::<[[f32; HEAD_DIM_MAX]; H]>::uninit();
+    let nowhere = nowhere.as_mut_ptr().cast::<f32>();
     // SAFETY: the caller's contract.
     unsafe {
         let (position, table) = a.tables.of(row);
         let list = List::of(a, row, position);
         let scale = (1.0 / (a.dim as f64).sqrt()) as f32;
-        let mut state: [Head; HEADS] = core::array::from_fn(|h| {
-            // Past the last head the first stands in, and its results are not used.
+        let mut state = [Head { q: a.q, o: nowhere, m: 0.0, l: 1.0 }; H];
+        for (h, s) in state.iter_mut().enumerate() {
             let head = first + if h < heads { h } else { 0 };
             let at = (row * a.heads + head) * a.dim;
-            Head { q: a.q.add(at), o: a.out.add(at), m: *a.sinks.add(head), l: 1.0 }
-        });
-        for h in &state[..heads] {
+            s.q = a.q.add(at);
+            s.o = if h < heads { a.out.add(at) } else { nowhere.add(h * HEAD_DIM_MAX) };
+            s.m = *a.sinks.add(head);
             for d in (0..a.dim).step_by(LANES) {
-                V::splat(0.0).store(h.o.add(d));
+                V::splat(0.0).store(s.o.add(d));
             }
         }
         let total = list.window + list.compressed;
@@ -215,7 +247,7 @@ unsafe fn attend_body<V: Lanes>(a: &SinkAttention, row: usize, first: usize) {
                     }
                 };
             }
-            block::<V>(a.dim, scale, &rows[..n], &mut state[..heads]);
+            block::<V, H, N>(a.dim, scale, &rows[..n], &mut state);
         }
         let turn = Turn::new(&a.rope, position, -1.0);
         for h in &state[..heads] {
@@ -229,56 +261,159 @@ unsafe fn attend_body<V: Lanes>(a: &SinkAttention, row: usize, first: usize) {
     }
 }
 
+/// Scores, then weights, of a block: `H` heads a row, row after row.
+#[repr(align(64))]
+struct Weights<const H: usize>([[f32; H]; BLOCK]);
+
 /// Adds a block of rows to the running results.
 #[inline(always)]
-unsafe fn block<V: Lanes>(dim: usize, scale: f32, rows: &[*const f32], heads: &mut [Head]) {
-    let mut p = [[0f32; BLOCK]; HEADS];
+unsafe fn block<V: Lanes, const H: usize, const N: usize>(
+    dim: usize,
+    scale: f32,
+    rows: &[*const f32],
+    heads: &mut [Head; H],
+) {
+    let mut p = Weights([[f32::NEG_INFINITY; H]; BLOCK]);
+    let n = rows.len();
     // SAFETY: the caller's contract; weights of places past the rows are computed and not used.
     unsafe {
-        for (i, row) in rows.iter().enumerate() {
-            let mut acc = [V::splat(0.0); HEADS];
-            for d in (0..dim).step_by(LANES) {
-                let k = V::load(row.add(d));
-                for (acc, head) in acc.iter_mut().zip(heads.iter()) {
-                    *acc = V::load(head.q.add(d)).fma(k, *acc);
-                }
-            }
-            for (h, acc) in acc.iter().enumerate().take(heads.len()) {
-                p[h][i] = acc.sum() * scale;
-            }
+        let whole = n / N * N;
+        for i in (0..whole).step_by(N) {
+            scores::<V, H, N>(dim, scale, &rows[i..], heads, &mut p.0[i..]);
         }
-        for (p, head) in p.iter_mut().zip(heads.iter_mut()) {
-            let n = rows.len();
-            let most = p[..n].iter().fold(head.m, |a, &s| if s > a { s } else { a });
-            let mut pair = [0f32; LANES];
-            pair[0] = head.m - most;
-            exp_lanes(V::load(pair.as_ptr())).store(pair.as_mut_ptr());
-            let keep = pair[0];
-            for i in (0..n).step_by(LANES) {
-                let s = V::load(p.as_ptr().add(i)).sub(V::splat(most));
-                exp_lanes(s).store(p.as_mut_ptr().add(i));
-            }
-            head.l *= keep;
-            p[..n].iter().for_each(|p| head.l += p);
-            head.m = most;
-            for d in (0..dim).step_by(LANES) {
-                V::load(head.o.add(d)).mul(V::splat(keep)).store(head.o.add(d));
-            }
+        for i in whole..n {
+            scores::<V, H, 1>(dim, scale, &rows[i..], heads, &mut p.0[i..]);
         }
+        let keep = weigh::<V, H>(&mut p, n, heads);
+        let step = N * LANES;
+        let whole = dim / step * step;
+        for d in (0..whole).step_by(step) {
+            add_rows::<V, H, N>(d, rows, &p.0, &keep, heads);
+        }
+        for d in (whole..dim).step_by(LANES) {
+            add_rows::<V, H, 1>(d, rows, &p.0, &keep, heads);
+        }
+    }
+}
+
+/// Scores of the first `N` rows.
+#[inline(always)]
+unsafe fn scores<V: Lanes, const H: usize, const N: usize>(
+    dim: usize,
+    scale: f32,
+    rows: &[*const f32],
+    heads: &[Head; H],
+    p: &mut [[f32; H]],
+) {
+    const { assert!(H * N <= LANES) };
+    // SAFETY: the caller's contract; there are `N` rows.
+    unsafe {
+        let mut acc = [V::splat(0.0); LANES];
         for d in (0..dim).step_by(LANES) {
-            let mut acc = [V::splat(0.0); HEADS];
-            for (acc, head) in acc.iter_mut().zip(heads.iter()) {
-                *acc = V::load(head.o.add(d));
+            let mut k = [V::splat(0.0); N];
+            for (k, row) in k.iter_mut().zip(rows) {
+                *k = V::load(row.add(d));
             }
-            for (i, row) in rows.iter().enumerate() {
-                let v = V::load(row.add(d));
-                for (acc, p) in acc.iter_mut().zip(&p).take(heads.len()) {
-                    *acc = V::splat(p[i]).fma(v, *acc);
+            for (h, head) in heads.iter().enumerate() {
+                let q = V::load(head.q.add(d));
+                for (i, k) in k.iter().enumerate() {
+                    acc[i * H + h] = q.fma(*k, acc[i * H + h]);
                 }
             }
-            for (acc, head) in acc.iter().zip(heads.iter()) {
-                acc.store(head.o.add(d));
+        }
+        let p = p.as_flattened_mut();
+        if H * N == LANES {
+            V::sum_each(&acc).mul(V::splat(scale)).store(p.as_mut_ptr());
+        } else {
+            for (p, acc) in p.iter_mut().zip(&acc[..H * N]) {
+                *p = acc.sum() * scale;
             }
         }
     }
 }
+
+/// Scores of `n` rows become weights; what is left of the results before them is returned.
+#[inline(always)]
+unsafe fn weigh<V: Lanes, const H: usize>(
+    p: &mut Weights<H>,
+    n: usize,
+    heads: &mut [Head; H],
+) -> [f32; H] {
+    let mut most = [0f32; H];
+    for (most, head) in most.iter_mut().zip(heads.iter()) {
+        *most = head.m;
+    }
+    for p in &p.0[..n] {
+        for (most, s) in most.iter_mut().zip(p) {
+            *most = if *s > *most { *s } else { *most };
+        }
+    }
+    // SAFETY: the caller's contract; heads fill vectors evenly.
+    unsafe {
+        let (mut before, mut now) = ([0f32; LANES], [0f32; LANES]);
+        for (l, (before, now)) in before.iter_mut().zip(&mut now).enumerate() {
+            (*before, *now) = (heads[l % H].m, most[l % H]);
+        }
+        let now = V::load(now.as_ptr());
+        let mut keep = [0f32; LANES];
+        exp_lanes(V::load(before.as_ptr()).sub(now)).store(keep.as_mut_ptr());
+        let flat = p.0.as_flattened_mut();
+        for at in (0..n * H).step_by(LANES) {
+            let at = flat.as_mut_ptr().add(at);
+            exp_lanes(V::load(at).sub(now)).store(at);
+        }
+        let mut kept = [0f32; H];
+        for (h, head) in heads.iter_mut().enumerate() {
+            kept[h] = keep[h];
+            head.m = most[h];
+            head.l *= keep[h];
+        }
+        for p in &p.0[..n] {
+            for (head, p) in heads.iter_mut().zip(p) {
+                head.l += p;
+            }
+        }
+        kept
+    }
+}
+
+/// Adds weighted rows to `N` vectors of channels from `d` on.
+#[inline(always)]
+unsafe fn add_rows<V: Lanes, const H: usize, const N: usize>(
+    d: usize,
+    rows: &[*const f32],
+    p: &[[f32; H]; BLOCK],
+    keep: &[f32; H],
+    heads: &[Head; H],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut acc = [[V::splat(0.0); N]; H];
+        for ((acc, head), keep) in acc.iter_mut().zip(heads).zip(keep) {
+            let keep = V::splat(*keep);
+            for (c, acc) in acc.iter_mut().enumerate() {
+                *acc = V::load(head.o.add(d + c * LANES)).mul(keep);
+            }
+        }
+        for (row, p) in rows.iter().zip(p) {
+            let mut v = [V::splat(0.0); N];
+            for (c, v) in v.iter_mut().enumerate() {
+                *v = V::load(row.add(d + c * LANES));
+            }
+            for (acc, p) in acc.iter_mut().zip(p) {
+                let p = V::splat(*p);
+                for (acc, v) in acc.iter_mut().zip(&v) {
+                    *acc = p.fma(*v, *acc);
+                }
+            }
+        }
+        for (acc, head) in acc.iter().zip(heads) {
+            for (c, acc) in acc.iter().enumerate() {
+                acc.store(head.o.add(d + c * LANES));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,8 @@ use super::super::tile::PackedMatrix;
 const ROWS: usize = 16;
 /// Floats of gathered rows, at most.
 const GATHER: usize = 16 << 10;
+/// Bytes of weights of a task, about: fewer are over before memory has got under way.
+const TASK_BYTES: usize = 16 << 10;
 
 /// One matrix for each group of columns.
 #[derive(Clone, Copy, Debug)]
@@ -147,17 +149,26 @@ impl Product {
         self.desc.n() / self.experts
     }
 
-    /// Tiles of one expert, in tasks of two.
-    fn columns(&self) -> usize {
+    /// Pairs of tiles of one expert.
+    fn pairs(&self) -> usize {
         self.n().div_ceil(TILE_COLUMNS)
     }
 
-    fn tasks(&self) -> u32 {
-        (self.experts * self.columns()) as u32
+    /// Of those, how many a task has.
+    fn pairs_of_task(&self) -> usize {
+        (TASK_BYTES / (TILE_COLUMNS / LANES * self.desc.tile_bytes())).clamp(1, self.pairs())
     }
 
-    /// Calls `done(acc, out, columns)` for every live row and choice of the task's expert, with
-    /// the products of its columns by each of `weights`, [`TILE_COLUMNS`] apart.
+    fn tasks_of_expert(&self) -> usize {
+        self.pairs().div_ceil(self.pairs_of_task())
+    }
+
+    fn tasks(&self) -> u32 {
+        (self.experts * self.tasks_of_expert()) as u32
+    }
+
+    /// Calls `done(acc, out, columns)` for every live row and choice of the task's expert and each
+    /// of the task's pairs of tiles, with the products of their columns by each of `weights`.
     ///
     /// # Safety
     /// `isa` is available; addresses hold what the fields say.
@@ -168,11 +179,11 @@ impl Product {
         weights: [*const u8; M],
         mut done: impl FnMut(*const f32, *mut f32, usize),
     ) {
-        let (expert, column) = (task as usize / self.columns(), task as usize % self.columns());
+        let (expert, part) =
+            (task as usize / self.tasks_of_expert(), task as usize % self.tasks_of_expert());
         let (n, k) = (self.n(), self.desc.k());
-        let first_tile = (expert * n + column * TILE_COLUMNS) / LANES;
-        let columns = (n - column * TILE_COLUMNS).min(TILE_COLUMNS);
-        let tiles = columns / LANES;
+        let first_pair = part * self.pairs_of_task();
+        let pairs = first_pair..(first_pair + self.pairs_of_task()).min(self.pairs());
         let together = (GATHER / k).clamp(1, ROWS);
         let mut near = MaybeUninit::<[f32; GATHER]>::uninit();
         let near = near.as_mut_ptr().cast::<f32>();
@@ -201,13 +212,17 @@ impl Product {
                     }
                     near
                 };
-                for (m, weights) in weights.into_iter().enumerate() {
-                    let acc = acc.add(m * ROWS * TILE_COLUMNS);
-                    float_rows(self.isa, &self.desc, weights, (first_tile, tiles), (x, count), acc);
-                }
-                for (i, (place, _)) in found[..count].iter().enumerate() {
-                    let out = self.out.add(place * n + column * TILE_COLUMNS);
-                    done(acc.add(i * TILE_COLUMNS), out, columns);
+                for pair in pairs.clone() {
+                    let column = pair * TILE_COLUMNS;
+                    let columns = (n - column).min(TILE_COLUMNS);
+                    let tiles = ((expert * n + column) / LANES, columns / LANES);
+                    for (m, weights) in weights.into_iter().enumerate() {
+                        let acc = acc.add(m * ROWS * TILE_COLUMNS);
+                        float_rows(self.isa, &self.desc, weights, tiles, (x, count), acc);
+                    }
+                    for (i, (place, _)) in found[..count].iter().enumerate() {
+                        done(acc.add(i * TILE_COLUMNS), self.out.add(place * n + column), columns);
+                    }
                 }
                 count = 0;
             }

@@ -16,6 +16,7 @@ use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::exp_lanes;
 use super::super::norm::{norm_row, root};
+use super::sinkhorn::sinkhorn;
 
 /// Streams to a normed row.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +102,9 @@ unsafe impl Sync for HyperOut {}
 
 /// Most outputs of a projection: 4 streams have 24.
 const OUTPUTS_MAX: usize = 32;
+/// Rows of a task, at most, which share the loads of the projection and a vector of Sinkhorn's
+/// iteration; shapes speed, not bits.
+const ROWS_MAX: usize = LANES;
 
 impl HyperStart {
     /// Copies one row.
@@ -119,14 +123,28 @@ impl HyperStart {
 }
 
 impl HyperIn {
-    /// Computes one row.
+    /// A quarter of the bucket's rows, so that a few threads share even a small one.
+    fn rows_of_task(&self) -> u32 {
+        (self.rows / 4).clamp(1, ROWS_MAX as u32)
+    }
+
+    /// Tasks to share among threads.
+    pub fn tasks(&self) -> u32 {
+        self.rows.div_ceil(self.rows_of_task())
+    }
+
+    /// Computes the rows of one task, but for those from `live_rows` on.
     ///
     /// # Safety
-    /// `isa` is available; addresses hold what their fields say, `row_index` names a row of `x`,
-    /// and nothing else touches the row of `out` and `mix`.
-    pub unsafe fn run(&self, row: usize) {
-        // SAFETY: the caller's contract.
-        unsafe { hyper_in(self.isa, self, row) }
+    /// `isa` is available; addresses hold what their fields say, `row_index` names rows of `x`,
+    /// and nothing else touches the rows of `out` and `mix`.
+    pub unsafe fn run(&self, task: u32, live_rows: u32) {
+        let first = task * self.rows_of_task();
+        let end = (first + self.rows_of_task()).min(self.rows).min(live_rows);
+        if first < end {
+            // SAFETY: the caller's contract.
+            unsafe { hyper_in(self.isa, self, first as usize, end as usize) }
+        }
     }
 }
 
@@ -142,75 +160,146 @@ impl HyperOut {
 }
 
 per_isa! {
-    unsafe fn hyper_in(a: &HyperIn, row: usize) = hyper_in_body;
+    unsafe fn hyper_in(a: &HyperIn, first: usize, end: usize) = hyper_in_body;
 }
 per_isa! {
     unsafe fn hyper_out(a: &HyperOut, row: usize) = hyper_out_body;
 }
 
 #[inline(always)]
-unsafe fn hyper_in_body<V: Lanes>(a: &HyperIn, row: usize) {
+unsafe fn hyper_in_body<V: Lanes>(a: &HyperIn, first: usize, end: usize) {
     let (n, d) = (a.streams, a.dim);
     let outputs = if a.mix.is_null() { n } else { 2 * n + n * n };
+    let count = end - first;
+    let mut x = [core::ptr::null::<f32>(); ROWS_MAX];
+    let mut z = [[0f32; OUTPUTS_MAX]; ROWS_MAX];
+    // Entry by entry of the matrix, a lane a row.
+    let mut m = [[0f32; ROWS_MAX]; LANES];
     // SAFETY: the caller's contract; `z` has room for the outputs of 4 streams.
     unsafe {
-        let from = if a.row_index.is_null() { row } else { *a.row_index.add(row) as usize };
-        let x = a.x.add(from * n * d);
-        let mut z = [0f32; OUTPUTS_MAX];
-        project::<V>(a, x, outputs, &mut z);
-        let weigh = |o: usize, s: usize| z[o] * *a.scale.add(s) + *a.base.add(o);
-        let mut gates = [0f32; LANES];
-        let gated = if a.mix.is_null() { n } else { 2 * n };
-        for (o, gate) in gates.iter_mut().enumerate().take(gated) {
-            *gate = weigh(o, usize::from(o >= n));
+        for (row, x) in (first..end).zip(&mut x) {
+            let from = if a.row_index.is_null() { row } else { *a.row_index.add(row) as usize };
+            *x = a.x.add(from * n * d);
         }
-        sigmoid::<V>(&mut gates);
-        let out = a.out.add(row * d);
-        collapse::<V>(&gates, a.hyper_eps, x, n, d, out);
-        norm_row::<V>(out, a.norm, out, d, a.norm_eps);
+        project::<V>(a, &x[..count], outputs, &mut z[..count]);
+        for (i, ((row, x), z)) in (first..end).zip(x).zip(&z).enumerate() {
+            let weigh = |o: usize, s: usize| z[o] * *a.scale.add(s) + *a.base.add(o);
+            let mut gates = [0f32; LANES];
+            let gated = if a.mix.is_null() { n } else { 2 * n };
+            for (o, gate) in gates.iter_mut().enumerate().take(gated) {
+                *gate = weigh(o, usize::from(o >= n));
+            }
+            sigmoid::<V>(&mut gates);
+            let out = a.out.add(row * d);
+            collapse::<V>(&gates, a.hyper_eps, x, n, d, out);
+            norm_row::<V>(out, a.norm, out, d, a.norm_eps);
+            if a.mix.is_null() {
+                continue;
+            }
+            let mix = a.mix.add(row * (n + n * n));
+            for k in 0..n {
+                *mix.add(k) = 2.0 * gates[n + k];
+            }
+            for (e, m) in m.iter_mut().enumerate().take(n * n) {
+                m[i] = weigh(2 * n + e, 2);
+            }
+        }
         if a.mix.is_null() {
             return;
         }
-        let mix = a.mix.add(row * (n + n * n));
-        for k in 0..n {
-            *mix.add(k) = 2.0 * gates[n + k];
+        sinkhorn::<V>(&mut m, (n, count), a.iters, a.hyper_eps);
+        for (i, row) in (first..end).enumerate() {
+            let mix = a.mix.add(row * (n + n * n) + n);
+            for (e, m) in m.iter().enumerate().take(n * n) {
+                *mix.add(e) = m[i];
+            }
         }
-        let mut m = [0f32; LANES];
-        for (i, v) in m.iter_mut().enumerate().take(n * n) {
-            *v = weigh(2 * n + i, 2);
-        }
-        sinkhorn::<V>(&mut m, n, a.iters, a.hyper_eps);
-        core::ptr::copy_nonoverlapping(m.as_ptr(), mix.add(n), n * n);
     }
 }
 
-/// Dots of the projection's rows with `x`, times the root of the mean square.
+/// Dots of the projection's rows with each `x`, times the root of its mean square.
 #[inline(always)]
 unsafe fn project<V: Lanes>(
     a: &HyperIn,
-    x: *const f32,
+    x: &[*const f32],
     outputs: usize,
-    z: &mut [f32; OUTPUTS_MAX],
+    z: &mut [[f32; OUTPUTS_MAX]],
 ) {
-    let width = a.streams * a.dim;
-    // SAFETY: the caller's contract; widths are whole vectors.
+    let mut row = 0;
+    while row < x.len() {
+        let (x, z) = (&x[row..], &mut z[row..]);
+        // SAFETY: the caller's contract.
+        unsafe {
+            row += match (V::ISA, x.len()) {
+                (Isa::Avx512, 4..) => project_rows::<V, 4, 4>(a, x, outputs, z),
+                (Isa::Avx512, _) => project_rows::<V, 1, 8>(a, x, outputs, z),
+                _ => project_rows::<V, 1, 4>(a, x, outputs, z),
+            }
+        }
+    }
+}
+
+/// The first `R` rows of `x`, `O` outputs at once, so that their chains overlap; each one's own sum
+/// is unchanged. Returns `R`.
+#[inline(always)]
+unsafe fn project_rows<V: Lanes, const R: usize, const O: usize>(
+    a: &HyperIn,
+    x: &[*const f32],
+    outputs: usize,
+    z: &mut [[f32; OUTPUTS_MAX]],
+) -> usize {
+    // SAFETY: the caller's contract.
     unsafe {
-        let r = root::<V>(x, width, a.norm_eps);
-        let mut o = 0;
-        while o < outputs {
-            // Four rows at once, so that their chains overlap; each row's own sum is unchanged.
-            let many = (outputs - o).min(4);
-            let mut acc = [V::splat(0.0); 4];
-            for i in (0..width).step_by(LANES) {
+        let whole = outputs / O * O;
+        for o in (0..whole).step_by(O) {
+            dots::<V, R, O>(a, x, o, z);
+        }
+        for o in whole..outputs {
+            dots::<V, R, 1>(a, x, o, z);
+        }
+        for (x, z) in x[..R].iter().zip(z) {
+            let r = root::<V>(*x, a.streams * a.dim, a.norm_eps);
+            z[..outputs].iter_mut().for_each(|z| *z *= r);
+        }
+    }
+    R
+}
+
+#[inline(always)]
+unsafe fn dots<V: Lanes, const R: usize, const O: usize>(
+    a: &HyperIn,
+    x: &[*const f32],
+    first: usize,
+    z: &mut [[f32; OUTPUTS_MAX]],
+) {
+    const { assert!(R * O <= LANES) };
+    let width = a.streams * a.dim;
+    // SAFETY: the caller's contract; widths are whole vectors, and there are `R` rows.
+    unsafe {
+        let projection = a.projection.add(first * width);
+        let mut acc = [V::splat(0.0); LANES];
+        for i in (0..width).step_by(LANES) {
+            let mut p = [V::splat(0.0); O];
+            for (o, p) in p.iter_mut().enumerate() {
+                *p = V::load(projection.add(o * width + i));
+            }
+            for (r, x) in x[..R].iter().enumerate() {
                 let v = V::load(x.add(i));
-                for (j, acc) in acc.iter_mut().enumerate().take(many) {
-                    *acc = V::load(a.projection.add((o + j) * width + i)).fma(v, *acc);
+                for (o, p) in p.iter().enumerate() {
+                    acc[r * O + o] = p.fma(v, acc[r * O + o]);
                 }
             }
-            for (j, acc) in acc.iter().enumerate().take(many) {
-                z[o + j] = acc.sum() * r;
+        }
+        let mut sums = [0f32; LANES];
+        if R * O == LANES {
+            V::sum_each(&acc).store(sums.as_mut_ptr());
+        } else {
+            for (sum, acc) in sums.iter_mut().zip(&acc[..R * O]) {
+                *sum = acc.sum();
             }
-            o += many;
+        }
+        for (r, z) in z[..R].iter_mut().enumerate() {
+            z[first..first + O].copy_from_slice(&sums[r * O..r * O + O]);
         }
     }
 }
@@ -247,37 +336,6 @@ unsafe fn collapse<V: Lanes>(
     }
 }
 
-/// `m` becomes (nearly) doubly stochastic.
-#[inline(always)]
-unsafe fn sinkhorn<V: Lanes>(m: &mut [f32; LANES], n: usize, iters: u32, eps: f32) {
-    for row in m[..n * n].chunks_exact_mut(n) {
-        let most = row.iter().fold(row[0], |a, &b| if b > a { b } else { a });
-        row.iter_mut().for_each(|v| *v -= most);
-    }
-    // SAFETY: the caller has the instruction set; `m` is one vector.
-    unsafe { exp_lanes(V::load(m.as_ptr())).store(m.as_mut_ptr()) };
-    for row in m[..n * n].chunks_exact_mut(n) {
-        let sum = row.iter().fold(0.0, |a, b| a + b);
-        row.iter_mut().for_each(|v| *v = *v / sum + eps);
-    }
-    columns(m, n, eps);
-    for _ in 1..iters {
-        for row in m[..n * n].chunks_exact_mut(n) {
-            let sum = row.iter().fold(0.0, |a, b| a + b) + eps;
-            row.iter_mut().for_each(|v| *v /= sum);
-        }
-        columns(m, n, eps);
-    }
-}
-
-#[inline(always)]
-fn columns(m: &mut [f32; LANES], n: usize, eps: f32) {
-    for k in 0..n {
-        let sum = (0..n).fold(0.0, |a, j| a + m[j * n + k]) + eps;
-        (0..n).for_each(|j| m[j * n + k] /= sum);
-    }
-}
-
 #[inline(always)]
 unsafe fn hyper_out_body<V: Lanes>(a: &HyperOut, row: usize) {
     let (n, d) = (a.streams, a.dim);
@@ -302,3 +360,6 @@ unsafe fn hyper_out_body<V: Lanes>(a: &HyperOut, row: usize) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,8 +17,12 @@ use super::paged::{PagedRows, Tables};
 pub const HEADS_MAX: usize = 64;
 /// Channels of all heads, at most, with heads rounded up to whole vectors.
 pub const WIDTH_MAX: usize = 8192;
-/// Compressed rows of one task; shapes speed, not bits.
+/// Compressed rows of one task, and where one token leaves threads idle otherwise; both shape
+/// speed, not bits.
 const ROWS_PER_TASK: usize = 256;
+const ROWS_PER_TASK_ALONE: usize = 128;
+/// Scores whose keys a thread keeps while it selects.
+const PARTITION_MAX: usize = 2048;
 
 /// Scores of closed rows.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +80,12 @@ unsafe impl Send for IndexTopK {}
 unsafe impl Sync for IndexTopK {}
 
 impl IndexScores {
+    fn rows_of_task(&self) -> usize {
+        if self.rows == 1 { ROWS_PER_TASK_ALONE } else { ROWS_PER_TASK }
+    }
+
     fn chunks(&self) -> u32 {
-        self.rows_max.div_ceil(ROWS_PER_TASK).max(1) as u32
+        self.rows_max.div_ceil(self.rows_of_task()).max(1) as u32
     }
 
     /// Tasks to share among threads.
@@ -99,8 +107,8 @@ impl IndexScores {
         unsafe {
             let (position, _) = self.tables.of(row);
             let closed = ((position + 1) / self.keys.ratio).min(self.rows_max);
-            let from = chunk * ROWS_PER_TASK;
-            let to = closed.min(from + ROWS_PER_TASK);
+            let from = chunk * self.rows_of_task();
+            let to = closed.min(from + self.rows_of_task());
             if closed > self.topk && from < to {
                 scores(self.isa, self, row, from, to);
             }
@@ -215,8 +223,39 @@ impl IndexTopK {
 
 /// The indices of the `out.len()` greatest scores, ascending. There are more scores than that.
 fn select(scores: &[f32], out: &mut [u32]) {
-    // The key of the last one selected, eight bits at a time.
-    let (mut threshold, mut wanted) = (0u32, out.len());
+    let (threshold, mut wanted) = match scores.len() {
+        ..=PARTITION_MAX => by_partition(scores, out.len()),
+        _ => by_digits(scores, out.len()),
+    };
+    // `wanted` of those with the threshold's own key are left: the first ones.
+    let mut at = 0;
+    for (i, &s) in scores.iter().enumerate() {
+        let k = key(s);
+        let tied = k == threshold && wanted > 0;
+        if k > threshold || tied {
+            wanted -= usize::from(tied);
+            out[at] = i as u32;
+            at += 1;
+        }
+    }
+    assert_eq!(at, out.len(), "as many rows are selected as were asked for");
+}
+
+/// The key of the last of the `wanted` greatest scores, and how many of that key are wanted.
+fn by_partition(scores: &[f32], wanted: usize) -> (u32, usize) {
+    let mut keys = [0u32; PARTITION_MAX];
+    let keys = &mut keys[..scores.len()];
+    for (k, s) in keys.iter_mut().zip(scores) {
+        *k = key(*s);
+    }
+    let (greater, &mut threshold, _) = keys.select_nth_unstable_by(wanted - 1, |a, b| b.cmp(a));
+    let greater = greater.iter().filter(|k| **k > threshold).count();
+    (threshold, wanted - greater)
+}
+
+/// As [`by_partition`] without memory for keys: eight bits of the key at a time.
+fn by_digits(scores: &[f32], mut wanted: usize) -> (u32, usize) {
+    let mut threshold = 0u32;
     for shift in [24, 16, 8, 0] {
         let mut counts = [0usize; 256];
         let known = threshold.checked_shr(shift + 8).unwrap_or(0);
@@ -233,18 +272,7 @@ fn select(scores: &[f32], out: &mut [u32]) {
         }
         threshold |= (digit as u32) << shift;
     }
-    // `wanted` of those with the threshold's own key are left: the first ones.
-    let mut at = 0;
-    for (i, &s) in scores.iter().enumerate() {
-        let k = key(s);
-        let tied = k == threshold && wanted > 0;
-        if k > threshold || tied {
-            wanted -= usize::from(tied);
-            out[at] = i as u32;
-            at += 1;
-        }
-    }
-    assert_eq!(at, out.len(), "as many rows are selected as were asked for");
+    (threshold, wanted)
 }
 
 #[cfg(test)]
@@ -268,8 +296,10 @@ mod tests {
     #[test]
     fn selection_is_that_of_a_stable_sort() {
         let mut state = 9u64;
-        for round in 0..200 {
-            let scores: Vec<f32> = (0..50 + round)
+        // Few and many scores, on both sides of what is selected from keys that are kept.
+        let sizes = (50..250).chain([PARTITION_MAX - 1, PARTITION_MAX, PARTITION_MAX + 1, 9000]);
+        for size in sizes {
+            let scores: Vec<f32> = (0..size)
                 .map(|_| {
                     state =
                         state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -13,6 +13,7 @@ mod mtp;
 mod paged;
 mod rope;
 mod route;
+mod sinkhorn;
 
 pub use attention::{Compressed, SinkAttention};
 pub use code::RowCodec;
@@ -81,7 +82,7 @@ impl V4Call {
     pub fn tasks(&self) -> u32 {
         match self {
             V4Call::HyperStart(c) => c.rows,
-            V4Call::HyperIn(c) => c.rows,
+            V4Call::HyperIn(c) => c.tasks(),
             V4Call::HyperOut(c) => c.rows,
             V4Call::HeadRope(c) => c.rows,
             V4Call::WindowStore(c) => c.rows,
@@ -111,6 +112,7 @@ impl V4Call {
         // SAFETY: each kernel's contract is the caller's for its own addresses.
         unsafe {
             match self {
+                V4Call::HyperIn(c) => return c.run(task, live_rows),
                 V4Call::IndexScores(c) => return c.run(task, live_rows),
                 V4Call::SinkAttention(c) => return c.run(task, live_rows),
                 V4Call::GroupedGemm(c) => return c.run(task, live_rows),
@@ -125,7 +127,6 @@ impl V4Call {
             let row = task as usize;
             match self {
                 V4Call::HyperStart(c) => c.run(row),
-                V4Call::HyperIn(c) => c.run(row),
                 V4Call::HyperOut(c) => c.run(row),
                 V4Call::HeadRope(c) => c.run(row),
                 V4Call::WindowStore(c) => c.run(row),
