@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Tokens of a prompt: two whole chunks.
 pub const PROMPT: usize = 1024;
-/// Tokens that may follow it.
-pub const TOKENS_MORE: u32 = 192;
+/// Tokens that may follow it: what is measured, and what the first rows decode beside the prompts of
+/// the last.
+pub const TOKENS_MORE: u32 = 320;
 
 struct Silent;
 

@@ -135,7 +135,10 @@ impl Device for Timed {
     }
 
     fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
-        let (on, by_op) = (self.log().on, self.log().by_op);
+        let (on, by_op) = {
+            let log = self.log();
+            (log.on, log.by_op)
+        };
         let began = Instant::now();
         let Some(plan) = self.plans.get(&exec).cloned().filter(|_| on && by_op) else {
             self.inner.replay(exec, lease)?;
