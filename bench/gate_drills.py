@@ -19,6 +19,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -250,7 +251,11 @@ def page(args):
     if later:
         twins += [rows[TWIN][2].strip("*").split("/") for rows in tables(runs).values()]
     alarms, of = (sum(int(twin[at]) for twin in twins) for at in (0, 1))
-    seeds = [run["seed"] for run in runs]
+    own = [run["seed"] for run in runs]
+    seeds = own
+    if later:
+        known = re.search(r"\(S from (\d+) to (\d+)\)", args.amend.read_text(encoding="utf-8"))
+        seeds = [int(n) for n in known.groups()]
     lines = [
         "# Drills, seen by the gate",
         "",
@@ -270,7 +275,8 @@ def page(args):
         "",
     ]
     if later:
-        lines += [f"Measured later than the others, beside clean twins of their own: {quoted(later)}.", ""]
+        lines += [f"Measured later than the others, beside clean twins of their own and with seeds up to "
+                  f"{max(own)}: {quoted(later)}.", ""]
     for rate, rows in made.items():
         lines += section(rows, rate)
     lines += [
