@@ -264,11 +264,11 @@ fn show(args: &ChangeArgs, r: &RecordArgs) -> Result<Exit, Failure> {
         out::line(record::whole(&r.folder)?);
         return Ok(Exit::Done);
     }
-    // One that is not over has no page yet.
-    record::write(&r.folder)?;
-    let path = r.folder.join("decision.md");
-    let text = std::fs::read_to_string(&path)
-        .map_err(|e| Failure::new(Exit::Unexpected, format!("{}: {e}", path.display())))?;
+    let text = record::decision(&r.folder)?;
+    // One that is not over, or that met a full disk, has no page yet.
+    if let Err(why) = record::write(&r.folder) {
+        eprintln!("lockstep: {why}");
+    }
     out::line(text.trim_end());
     Ok(Exit::Done)
 }

@@ -167,7 +167,10 @@ impl StepLoop {
             }
             Command::Masked(done) => self.core.masked(*done),
             Command::Cancel(id) => self.core.abort(id, Failure::Cancelled),
-            Command::Drain => self.draining = true,
+            Command::Drain => {
+                self.draining = true;
+                self.core.leave_first_unverified();
+            }
             Command::Install { .. }
             | Command::Vacate { .. }
             | Command::MoveIn { .. }

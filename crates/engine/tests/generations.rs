@@ -210,6 +210,16 @@ fn the_first_generation_is_verified_while_it_serves() {
     }
 }
 
+/// The end of a server that had just started once waited for canary steps.
+#[test]
+fn a_draining_engine_verifies_its_first_generation_no_more() {
+    let handle = rig().started(&tiny("llama"), Box::new(cpu()));
+    handle.drain();
+    let status = wait(&handle, "its time", |s| s.uptime >= Micros::from_millis(3_000));
+    assert_eq!(status.counters.canary_steps, 0);
+    handle.shutdown();
+}
+
 /// What a first generation's capture computes wrong leaves service before many requests meet it.
 #[test]
 fn a_bucket_of_the_first_generation_that_fails_its_canary_leaves_service() {

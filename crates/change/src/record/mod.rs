@@ -145,6 +145,14 @@ pub fn whole(folder: &Path) -> Result<Value, ChangeError> {
     Ok(all)
 }
 
+/// `decision.md` as it is now, whether or not it could be written.
+///
+/// # Errors
+/// The record cannot be read.
+pub fn decision(folder: &Path) -> Result<String, ChangeError> {
+    Ok(decision::markdown(&whole(folder)?))
+}
+
 /// Writes `decision.md` and `index.html` from what the record holds.
 ///
 /// # Errors

@@ -98,13 +98,17 @@ impl Ground<'_> {
 /// Writes a file of a record and waits for the disk.
 pub(crate) fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), ChangeError> {
     use std::io::Write;
-    let path = folder.join(name);
+    let (path, beside) = (folder.join(name), folder.join(format!(".{name}.new")));
     let write = || {
-        let mut file = std::fs::File::create(&path)?;
+        let mut file = std::fs::File::create(&beside)?;
         file.write_all(bytes)?;
-        file.sync_all()
+        file.sync_all()?;
+        std::fs::rename(&beside, &path)
     };
-    write().map_err(|why| ChangeError::Write { path: path.clone(), why })?;
+    write().map_err(|why| {
+        let _ = std::fs::remove_file(&beside);
+        ChangeError::Write { path: path.clone(), why }
+    })?;
     sync_folder(folder)
 }
 
@@ -117,4 +121,26 @@ pub fn free_bytes(target: &Target) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::write_file;
+    use crate::testing::folder;
+
+    /// A full disk once left a page of 0 bytes where a whole one had been.
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_the_old_one() {
+        let dir = folder("write-file");
+        write_file(&dir, "decision.md", b"old").unwrap();
+        // Nothing can be created there.
+        let beside = dir.join(".decision.md.new");
+        std::fs::create_dir(&beside).unwrap();
+        assert!(write_file(&dir, "decision.md", b"new").is_err());
+        assert_eq!(std::fs::read(dir.join("decision.md")).unwrap(), b"old");
+        std::fs::remove_dir(&beside).unwrap();
+        write_file(&dir, "decision.md", b"new").unwrap();
+        assert_eq!(std::fs::read(dir.join("decision.md")).unwrap(), b"new");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+    }
 }
