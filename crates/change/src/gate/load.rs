@@ -7,9 +7,6 @@ use lockstep_check::bench::{
     Arrivals, Dataset, Point, Progress, Server, Settings, Slo, Workload, sweep,
 };
 
-/// Every measurement has the same prompts: a change is compared with itself.
-const SEED: u64 = 1;
-
 /// Takes greedy answers one at a time, then runs the load. `say` is told of each concurrency.
 ///
 /// # Errors
@@ -43,7 +40,7 @@ async fn points(
             loads: vec![Arrivals::Closed { concurrency }],
             workload,
             requests: Some(concurrency.saturating_mul(load.rounds)),
-            seed: SEED,
+            seed: load.seed,
             ci: 0.0,
             repeats_min: load.repeats,
             repeats_max: load.repeats,

@@ -29,6 +29,9 @@ pub struct Load {
     pub tokens: u32,
     /// Seconds that a request may take.
     pub timeout_seconds: u64,
+    /// Makes the prompts. They are as long with any seed, and each measurement has its own: what a
+    /// server has cached of an earlier one would be no work the second time.
+    pub seed: u64,
 }
 
 /// A measurement.

@@ -3,6 +3,7 @@
 use super::Ground;
 use super::lever::{self, Lever, Step};
 use crate::backup::{self, Backup};
+use crate::clock::unix_ms;
 use crate::edit::FILE_BYTES_MAX;
 use crate::fault::ChangeError;
 use crate::gate::{self, Criterion, Load, Measured};
@@ -142,6 +143,7 @@ pub fn load(g: &Ground<'_>) -> Load {
         input: gates.input,
         tokens: gates.tokens,
         timeout_seconds: gates.check.timeout_seconds,
+        seed: unix_ms(),
     }
 }
 
