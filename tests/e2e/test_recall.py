@@ -70,6 +70,31 @@ class Recall(unittest.TestCase):
         self.assertGreater(called, 4)
         self.assertGreater(turns, 10)
 
+    def test_usage_counts_the_drafts_of_an_answer_that_a_stop_string_ended(self):
+        """Such an answer was complete before the engine's last word of its sequence had come, and
+        that word has the counts. Token ids, since a request with tools has a grammar, and one
+        with a grammar drafts nothing."""
+        session = json.loads((FOLDER / "cases.jsonl").read_text().splitlines()[0])
+        turn = next(turn for turn in session["turns"] if ", receipt" in turn["text"])
+        body = {"prompt": session["ids"][: turn["start"]], "temperature": 0, "max_tokens": 100,
+                "stop": [", receipt"]}
+        with servers.lockstep("--kv-memory", 256 << 20, "--mtp-drafts", 2, model=FOLDER) as server:
+            answer = server.client.post("/v1/completions", body)
+            asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            events = [event for _, event in server.client.stream("/v1/completions", asked)]
+            whole = server.client.post("/v1/completions", {**body, "stop": []})
+        text = answer["choices"][0]["text"]
+        self.assertEqual(answer["choices"][0]["finish_reason"], "stop")
+        self.assertEqual(text, turn["text"][: turn["text"].index(", receipt")])
+        self.assertEqual("".join(c["text"] for e in events for c in e["choices"]), text)
+        self.assertEqual(whole["choices"][0]["text"], turn["text"])
+        drafts = whole["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+        for usage in (answer["usage"], events[-1]["usage"]):
+            accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+            self.assertGreater(accepted, 0)
+            self.assertLess(accepted, drafts)
+            self.assertLess(usage["completion_tokens"], whole["usage"]["completion_tokens"])
+
 
 if __name__ == "__main__":
     unittest.main()

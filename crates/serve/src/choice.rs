@@ -159,8 +159,16 @@ impl Choice {
     }
 
     /// Takes an event. The second value says that the choice is complete although its sequence
-    /// is not: a stop string ended it, and the engine has to be told.
+    /// is not: a stop string ended it, and the engine has to be told. Of such a choice the last
+    /// event is still to be given, for what drafts cost.
     pub fn take(&mut self, event: EventKind) -> Result<(Delta, bool), ApiError> {
+        if self.ended {
+            if let EventKind::Finished { usage, .. } | EventKind::Failed { usage, .. } = event {
+                self.usage.drafted_tokens = usage.drafted_tokens;
+                self.usage.accepted_tokens = usage.accepted_tokens;
+            }
+            return Ok((Delta::default(), false));
+        }
         match event {
             EventKind::Started { cached_tokens } => {
                 self.usage.cached_tokens = cached_tokens;

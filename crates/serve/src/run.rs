@@ -47,6 +47,8 @@ pub struct Run {
     events: mpsc::Receiver<(usize, EventKind)>,
     ids: Vec<RequestId>,
     ended: Vec<bool>,
+    /// Told to end; of these only the last event is seen.
+    stopped: Vec<bool>,
     open: usize,
     _registered: Registered,
 }
@@ -72,6 +74,7 @@ impl Run {
             engine: Arc::clone(&app.engine),
             events,
             ended: vec![true; ids.len()],
+            stopped: vec![false; ids.len()],
             open: 0,
             ids,
             _registered: registered,
@@ -104,6 +107,7 @@ impl Run {
             match self.events.poll_recv(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some((index, _))) if self.ended[index] => {}
+                Poll::Ready(Some((index, kind))) if self.stopped[index] && !kind.is_final() => {}
                 Poll::Ready(Some((index, kind))) => {
                     if kind.is_final() {
                         self.close(index);
@@ -130,11 +134,11 @@ impl Run {
     }
 
     /// Ends a sequence that has all that was wanted of it (a stop string): the engine is told,
-    /// and its later events are not seen any more.
+    /// and of its later events only the last is seen, which comes within a step.
     pub fn end(&mut self, index: usize) {
-        if !self.ended[index] {
+        if !self.ended[index] && !self.stopped[index] {
             self.engine.cancel(self.ids[index]);
-            self.close(index);
+            self.stopped[index] = true;
         }
     }
 
