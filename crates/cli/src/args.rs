@@ -15,6 +15,7 @@ use std::path::PathBuf;
     version,
     disable_help_subcommand = true,
     propagate_version = true,
+    max_term_width = 100,
     after_help = "Examples:\n  lockstep serve\n  lockstep pull\n  lockstep status\n\n\
                   Every command has its own --help with examples."
 )]
@@ -117,9 +118,8 @@ fn change_help() -> String {
          changed live; others by a restart through what starts them (targets/*.toml).\n\n\
          Examples:\n  \
          lockstep change --set decode.graph-max-bs=96 --dry-run\n  \
-         lockstep change --url http://127.0.0.1:30001 --set decode.graph-max-bs=96 --why \"decode \
-         runs up to 256\" --yes\n  \
-         lockstep change init --url http://127.0.0.1:8080 --script serve.sh --program llama-server\n  \
+         lockstep change --set decode.graph-max-bs=96 --why \"decode runs wider\" --yes\n  \
+         lockstep change init --url http://127.0.0.1:8080 --script serve.sh\n  \
          lockstep change --target llama-cpp --set parallel=16\n  \
          lockstep change log\n  lockstep change show 3\n  lockstep change undo 3 --yes\n  \
          lockstep change resume\n  lockstep change rollback\n\n{}",
@@ -134,7 +134,7 @@ fn drill_help() -> String {
          must not alarm. `overlap-race` is apart: concurrent tool-calling sessions on the model \
          recall, first with the arena packed by issue order and nobody proving it, then as shipped.\n\n\
          Examples:\n  lockstep drill\n  lockstep drill --list\n  \
-         lockstep drill --only dropped-edge --only live-stride-in-metadata --runs 50 --json\n  \
+         lockstep drill --only dropped-edge --only shared-scratch --runs 50 --json\n  \
          lockstep drill overlap-race --sessions 24 --seed 7\n  \
          lockstep drill --seed 1000 --runs 16 --markdown\n  \
          lockstep drill --only arena-reuse-by-issue-order --svg pictures\n\n{}",
@@ -365,8 +365,8 @@ pub struct ChangeArgs {
 pub enum ChangeCmd {
     /// Write a target's file from what a server says
     #[command(after_help = "Examples:\n  lockstep change init --url http://127.0.0.1:8080\n  \
-                            lockstep change init --url http://127.0.0.1:8080 --script serve.sh --program llama-server\n  \
-                            lockstep change init --url http://127.0.0.1:30000 --unit sglang-decode.service")]
+                            lockstep change init --url http://127.0.0.1:8080 --script serve.sh\n  \
+                            lockstep change init --url http://127.0.0.1:30000 --unit sglang.service")]
     Init(InitArgs),
     /// List the records
     #[command(after_help = "Examples:\n  lockstep change log\n  lockstep change log --json")]
@@ -499,6 +499,25 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// Help was once as wide as its longest sentence, and broke in the middle of words.
+    #[test]
+    fn help_fits_the_terminal() {
+        fn visit(command: &mut Command, width: usize) {
+            let name = command.get_name().to_owned();
+            for text in [command.render_help(), command.render_long_help()] {
+                let text = text.to_string();
+                let wide = text.lines().find(|line| line.chars().count() > width);
+                assert_eq!(wide, None, "{name} at {width}");
+            }
+            command.get_subcommands_mut().for_each(|c| visit(c, width));
+        }
+        for width in [80, 100] {
+            let mut cli = Cli::command().term_width(width);
+            cli.build();
+            visit(&mut cli, width);
+        }
+    }
+
     #[test]
     fn every_knob_is_a_flag_of_serve() {
         let cli = Cli::command();
@@ -524,6 +543,11 @@ mod tests {
             let own = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let has_commands = command.get_subcommands().next().is_some();
             assert!(has_commands || own.contains("Examples:"), "{}", command.get_name());
+            // A command that a narrow terminal breaks cannot be copied.
+            let mut examples =
+                own.lines().filter(|l| l.starts_with("  ") && l.contains("lockstep "));
+            let wide = examples.find(|l| l.chars().count() > 80);
+            assert_eq!(wide, None, "{}", command.get_name());
             command.get_subcommands().for_each(visit);
         }
         visit(&Cli::command());

@@ -29,8 +29,9 @@ pub fn help() -> String {
      second is narrower than --ci, or --max-repeats runs are done. Ctrl-C ends with what is there.\n\n\
      Examples:\n  \
      lockstep bench\n  \
-     lockstep bench http://127.0.0.1:8000 -c 1,8,32,64,96 --input 320 --output 256 --html bench.html\n  \
-     lockstep bench http://host:30000/v1 --rate 2,4,8 --dataset sharegpt-like --slo-ttft-ms 500\n  \
+     lockstep bench http://host:8000/v1 -c 1,8,32,64,96 --input 320 --output 256\n  \
+     lockstep bench --rate 2,4,8 --dataset sharegpt-like --slo-ttft-ms 500\n  \
+     lockstep bench --dataset multi-turn --turns 6 --html bench.html\n  \
      lockstep bench http://a:30001 --compare http://b:8000 -c 16 --json both.jsonl\n  \
      lockstep bench show both.jsonl --html both.html\n\n\
      Exit codes of bench:\n  \

@@ -59,7 +59,8 @@ pub struct CheckArgs {
     /// Kinds of sessions: report, lookup, echo, list [default: those that the model can do]
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     pub kinds: Vec<String>,
-    /// A file to which the server writes its decode log, to know the batch sizes from
+    /// A file or pipe to which the server writes its decode log, to know the batch sizes from;
+    /// journal:UNIT follows the journal of a unit of systemd
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub decode_log: Option<PathBuf>,
     /// Take a run for clean that did not go through every batch size; say which it missed
@@ -68,7 +69,8 @@ pub struct CheckArgs {
     /// On damage, repeat with one thing changed at a time and say which change removes it
     #[arg(long)]
     pub isolate: bool,
-    /// For --isolate: another way to the same model, such as a worker behind the router
+    /// For --isolate: another way to the same model, such as a worker behind the router or the one
+    /// of another role
     #[arg(long, value_name = "URL")]
     pub other_url: Option<String>,
     /// Judge the corrupted sessions of a report again, alone and then amid the same load

@@ -7,38 +7,18 @@ mod common;
 #[allow(dead_code, reason = "other tests use more of it")]
 mod proxy;
 
+use common::serving::{self, Serving};
 use common::{lockstep, temp_dir};
 use proxy::{Fault, Plan};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
-
-struct Serving {
-    child: Child,
-    url: String,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 fn serve(test: &str) -> Serving {
-    let mut child = Command::new(lockstep())
-        .args(["serve", "--json", "--port", "0", "--kv-memory", "256MiB", "--model"])
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recall"))
-        .args(["--graph-max-bs", "4", "--max-running-requests", "8"])
-        .current_dir(temp_dir(test))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
-    Serving { child, url: ready["url"].as_str().unwrap().into() }
+    let recall = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recall"));
+    let flags = ["--graph-max-bs", "4", "--max-running-requests", "8"];
+    let (child, ready) = serving::serve(test, recall, "256MiB", &flags);
+    Serving { child, ready }
 }
 
 fn check(test: &str, args: &[&str]) -> Output {
@@ -59,7 +39,7 @@ fn report(out: &Output) -> Value {
 fn a_sound_server_is_clean_and_every_damaged_answer_is_found() {
     let server = serve("sound");
     let sizes = ["--sessions", "8", "--rounds", "2", "--json"];
-    let out = check("clean", &[&[server.url.as_str()][..], &sizes].concat());
+    let out = check("clean", &[&[server.url()][..], &sizes].concat());
     let clean = report(&out);
     assert_eq!(out.status.code(), Some(0), "{clean:#}");
     assert_eq!(clean["conclusion"], "clean");
@@ -74,7 +54,7 @@ fn a_sound_server_is_clean_and_every_damaged_answer_is_found() {
     assert!(calibrated >= 20 && reliable + 2 >= calibrated, "{clean:#}");
 
     // The same sessions, with one symbol changed in one of four answers under load.
-    let upstream = server.url.strip_prefix("http://").unwrap();
+    let upstream = server.url().strip_prefix("http://").unwrap();
     let plan = Plan { fault: Fault::Alter, one_in: 4, after: calibrated, seed: 1 };
     let proxy = proxy::start(upstream, plan).unwrap();
     let out = check("altered", &[&[proxy.address.as_str()][..], &sizes].concat());
@@ -94,7 +74,7 @@ fn a_check_that_is_interrupted_says_and_saves_what_it_has() {
     let server = serve("interrupted");
     let folder = temp_dir("interrupted-out");
     let child = Command::new(lockstep())
-        .args(["check", &server.url, "--kinds", "report", "--max-tokens", "200"])
+        .args(["check", server.url(), "--kinds", "report", "--max-tokens", "200"])
         .args(["--sessions", "64", "--save", "report.json"])
         .current_dir(&folder)
         .stdout(Stdio::piped())
@@ -102,9 +82,7 @@ fn a_check_that_is_interrupted_says_and_saves_what_it_has() {
         .spawn()
         .unwrap();
     common::wait_until("five answers", || {
-        let out = Command::new(lockstep()).args(["status", &server.url, "--json"]).output();
-        let status: Value = serde_json::from_slice(&out.unwrap().stdout).unwrap();
-        status["lockstep"]["engine"]["counters"]["finished"].as_u64() > Some(4)
+        server.status()["lockstep"]["engine"]["counters"]["finished"].as_u64() > Some(4)
     });
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-s", "INT", &pid]).status().unwrap().success());

@@ -5,9 +5,10 @@
 
 mod common;
 
-use common::serving::Serving;
+use common::serving::{self, Serving};
 use common::{lockstep, temp_dir, wait_until};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::{Command, Output};
 
 const ALL: &str = "/admin/generations";
@@ -196,6 +197,54 @@ fn a_change_that_goes_wrong_under_load_fails_its_gate() {
     let (_, after) = server.post("/v1/completions", &long());
     assert_eq!(words(&after), words(&right));
     assert_eq!(engine(&server)["lab"]["strikes"], strikes, "it ended with the flip back");
+}
+
+/// The gate's ladder on a server of ours: what a stride of the live batch does goes with the crowd, and
+/// with nothing else; a type of index keys is no knob of a running server.
+#[test]
+fn the_gate_says_which_change_removes_what_a_crowd_alone_meets() {
+    let recall = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recall"));
+    let flags = [
+        ["--lab-drill", "live-stride-in-replay", "--lab-audit", "off"],
+        ["--graph-max-bs", "8", "--max-running-requests", "8"],
+    ];
+    let (child, ready) = serving::serve("ladder", recall, "256MiB", &flags.concat());
+    let server = Serving { child, ready };
+    let out = Command::new(lockstep())
+        .args(["check", server.url(), "--json", "--isolate", "--accept-partial-coverage"])
+        .args(["--kinds", "report", "--sessions", "6", "--rounds", "1", "--context", "160"])
+        .args(["--max-tokens", "160"])
+        .current_dir(temp_dir("ladder-out"))
+        .output()
+        .unwrap();
+    let report: Value =
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    assert_eq!(out.status.code(), Some(1), "{report:#}");
+    let ladder = report["ladder"].as_array().unwrap();
+    let rung = |change: &str| {
+        let of = |r: &&Value| r["change"].as_str().unwrap().starts_with(change);
+        ladder.iter().find(of).unwrap_or_else(|| panic!("no {change} in {ladder:#?}"))
+    };
+    for (change, removes) in [
+        ("nothing", false),
+        ("one session at a time", true),
+        ("no prefix from the cache", false),
+        ("no streams", false),
+        ("/v1/completions", false),
+    ] {
+        let rung = rung(change);
+        assert_eq!(rung["removes"], removes, "{rung}");
+        assert!(rung["judged"].as_u64() > Some(0), "{rung}");
+    }
+    // A device that is wrong under canary steps too has no other generation pass them.
+    let words = rung("every step op by op")["words"].as_str().unwrap();
+    assert!(words.contains("not tried") && words.contains("was rejected"), "{words}");
+    assert!(rung("/v1/completions")["change"].as_str().unwrap().contains("as token ids"));
+    let words = rung("another type of index keys")["words"].as_str().unwrap();
+    assert!(words.contains("changes bits") && words.contains("--index-dtype bf16"), "{words}");
+    assert_eq!(engine(&server)["generation"], 1, "the server is as it was");
+    let evidence = report["evidence"].as_array().unwrap();
+    assert!(!evidence.is_empty(), "{report:#}");
 }
 
 fn serve(flags: &[&str]) -> Output {

@@ -33,6 +33,8 @@ fn word_start(alone: &str, found: &str, same: usize) -> usize {
 }
 
 fn word(text: &str) -> String {
+    // A call begins on a line of its own.
+    let text = text.trim_start();
     let end = text.find(char::is_whitespace).unwrap_or(text.len());
     text[..end].chars().take(80).collect()
 }

@@ -211,10 +211,11 @@ fn is_altered(code: &str, found: &str) -> bool {
 }
 
 /// Whether `found` is the beginning and the end of `code` with what was between them lost, or the
-/// same piece in both of them. At least half of the code is there.
+/// same piece in both of them, or what both were lost from. At least half of the code is there.
 fn is_pieced(code: &str, found: &str) -> bool {
     let (c, f) = (code.as_bytes(), found.as_bytes());
     let begins = c.iter().zip(f).take_while(|(a, b)| a == b).count();
     let ends = c.iter().rev().zip(f.iter().rev()).take_while(|(a, b)| a == b).count();
-    c.len() != f.len() && 2 * f.len() >= c.len() && begins + ends >= f.len()
+    let is_half = c.len() != f.len() && 2 * f.len() >= c.len();
+    is_half && (begins + ends >= f.len() || code.contains(found))
 }

@@ -275,6 +275,7 @@ fn codes_damaged_in_other_ways_are_altered() {
         ("48GH", "48G"),
         // A piece of three: lost and doubled in the middle, doubled at the end. Once not seen.
         ("XDW6DHYD", "XDHYD"),
+        ("XDW6DHYD", "W6DH"),
         ("XDW6DHYD", "XDW6DW6DHYD"),
         ("XDW6DHYD", "XDW6DHYDHYD"),
     ] {
