@@ -171,10 +171,11 @@ class Change(unittest.TestCase):
             self.assertEqual(fetched, [])
 
     def assert_slower_is_rolled_back(self, server):
-        """Prompts in steps of 16 tokens take a multiple of the time that steps of 512 take."""
+        """Prompts in steps of 16 tokens take a third longer than in steps of 512: measured 24% less
+        output, so that 2% less is beyond what noise hides."""
         slow = GATES.replace("input = 8", "concurrency = [2]\ninput = 1024").replace(
             "sessions = 96", "accept-inconclusive = true\nsessions = 4")
-        self.target(server, slow.replace("tolerance-percent = 90", "tolerance-percent = 20"))
+        self.target(server, slow.replace("tolerance-percent = 90", "tolerance-percent = 2"))
         before = self.settings.read_text()
         code, done, said = self.change("--set", "sched.chunked-prefill-size=16")
         self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
