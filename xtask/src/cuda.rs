@@ -24,54 +24,62 @@ const WHEELS: [&str; 5] = [
     "nvidia-cuda-cccl==13.0.85",
 ];
 
-/// Registers of a thread, at most, by kernel: what its launch bounds promise.
-const REGISTERS_MAX: u32 = 255;
-
 const FETCH_LIMIT: Duration = Duration::from_secs(900);
 
 /// `cargo xtask cuda`: compiles every kernel for every architecture into `crates/cuda/cubins`.
 /// `--check` leaves nothing behind.
 pub fn main(args: &[String]) -> Outcome {
     only_flags(args, &["--check"])?;
-    let check = args.iter().any(|a| a == "--check");
-    let root = root();
-    let nvcc = compiler()?;
-    let kernels = root.join("crates/cuda/kernels");
-    let out = if check {
-        std::env::temp_dir().join(format!("lockstep-cubins-{}", std::process::id()))
+    let kernels = if args.iter().any(|a| a == "--check") {
+        check()?
     } else {
-        root.join("crates/cuda/cubins")
+        compile_into(&root().join("crates/cuda/cubins"))?
     };
-    let io = |e: std::io::Error| Stop::failed(format!("{}: {e}", out.display()));
-    std::fs::create_dir_all(&out).map_err(io)?;
+    println!("{kernels} kernels compiled");
+    Ok(())
+}
+
+/// Compiles every kernel and leaves nothing behind; returns how many there are, every architecture
+/// counted. Fails where one spills, takes more registers than its file allows, or has its matrix
+/// instructions serialised.
+pub fn check() -> Result<usize, Stop> {
+    let out = std::env::temp_dir().join(format!("lockstep-cubins-{}", std::process::id()));
+    let found = compile_into(&out);
+    std::fs::remove_dir_all(&out)
+        .map_err(|e| Stop::failed(format!("{}: {e}", out.display())))
+        .and(found)
+}
+
+fn compile_into(out: &Path) -> Result<usize, Stop> {
+    let nvcc = compiler()?;
+    std::fs::create_dir_all(out).map_err(|e| Stop::failed(format!("{}: {e}", out.display())))?;
     let mut jobs = Vec::new();
-    for source in sources(&kernels)? {
-        let only = only(&source)?;
-        let archs = ARCHITECTURES.into_iter().filter(|a| only.as_deref().is_none_or(|o| o == *a));
-        jobs.extend(archs.map(|arch| (source.clone(), arch)));
+    for path in sources(&root().join("crates/cuda/kernels"))? {
+        let source = Source::read(path)?;
+        jobs.extend(source.architectures().map(|arch| (source.clone(), arch)));
     }
-    let mut faults = Vec::new();
-    for ((source, arch), report) in jobs.iter().zip(compile_all(&nvcc, &jobs, &out)) {
-        faults.extend(judge(source, arch, &report?));
+    let (mut count, mut faults) = (0, Vec::new());
+    for ((source, arch), report) in jobs.iter().zip(compile_all(&nvcc, &jobs, out)) {
+        let kernels = read_report(&report?);
+        count += kernels.0.len();
+        faults.extend(judge(source, arch, &kernels));
     }
-    if check {
-        std::fs::remove_dir_all(&out).map_err(io)?;
-    }
-    if faults.is_empty() { Ok(()) } else { Err(Stop::failed(faults.join("\n"))) }
+    if faults.is_empty() { Ok(count) } else { Err(Stop::failed(faults.join("\n"))) }
 }
 
 /// Reports of all compilations in order, as many at a time as there are processors.
 fn compile_all(
     nvcc: &Path,
-    jobs: &[(PathBuf, &'static str)],
+    jobs: &[(Source, &'static str)],
     out: &Path,
 ) -> Vec<Result<String, Stop>> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     let work = || {
-        while let Some((source, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let report = compile(nvcc, source, arch, out);
-            let at = jobs.iter().position(|job| job.0 == *source && job.1 == *arch);
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((source, arch)) = jobs.get(at) else { return };
+            let report = compile(nvcc, &source.path, arch, out);
             done.lock().expect("nobody panics with it").push((at, report));
         }
     };
@@ -85,15 +93,15 @@ fn compile_all(
 }
 
 /// What is wrong with the kernels of a file.
-fn judge(source: &Path, arch: &str, report: &str) -> Vec<String> {
+fn judge(source: &Source, arch: &str, (kernels, serialised): &(Vec<Kernel>, bool)) -> Vec<String> {
     let mut faults = Vec::new();
-    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if report.contains(SERIALISED) {
+    let name = source.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if *serialised {
         faults.push(format!("{name} {arch}: wgmma instructions are serialised"));
     }
-    let kernels = read_report(report);
     let most = kernels.iter().map(|k| k.registers).max().unwrap_or(0);
-    println!("{name} {arch}: {} kernels, at most {most} registers", kernels.len());
+    let budget = source.registers;
+    println!("{name} {arch}: {} kernels, at most {most} of {budget} registers", kernels.len());
     if kernels.is_empty() {
         faults.push(format!("{name} {arch}: the compiler reported on no kernel"));
     }
@@ -101,8 +109,12 @@ fn judge(source: &Path, arch: &str, report: &str) -> Vec<String> {
         if k.spilled > 0 {
             faults.push(format!("{name} {arch}: {} spills {} bytes", k.name, k.spilled));
         }
-        if k.registers > REGISTERS_MAX {
-            faults.push(format!("{name} {arch}: {} takes {} registers", k.name, k.registers));
+        if k.registers > budget {
+            let taken = k.registers;
+            faults.push(format!(
+                "{name} {arch}: {} takes {taken} registers; its file allows {budget} (// registers:)",
+                k.name
+            ));
         }
     }
     faults
@@ -117,12 +129,41 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, Stop> {
     Ok(found)
 }
 
-/// The one architecture that a file is for, where its first line says so: `// only: sm_90a`.
-fn only(source: &Path) -> Result<Option<String>, Stop> {
-    let text = std::fs::read_to_string(source)
-        .map_err(|e| Stop::failed(format!("{}: {e}", source.display())))?;
-    let first = text.lines().next().unwrap_or_default();
-    Ok(first.strip_prefix("// only: ").map(|arch| arch.trim().to_string()))
+/// A file of kernels, with what the lines at its head that are for this command say.
+#[derive(Clone, Debug)]
+struct Source {
+    path: PathBuf,
+    /// `// only: sm_90a`: the one architecture that it is for.
+    only: Option<String>,
+    /// `// registers: 128`: what a thread of any of its kernels takes at most.
+    registers: u32,
+}
+
+impl Source {
+    fn read(path: PathBuf) -> Result<Source, Stop> {
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| Stop::failed(format!("{}: {e}", path.display())))?;
+        let said = |key: &str| {
+            text.lines()
+                .take(2)
+                .find_map(|l| l.strip_prefix("// ")?.strip_prefix(key))
+                .map(str::trim)
+        };
+        let registers = said("registers:").and_then(|n| n.parse().ok()).ok_or_else(|| {
+            Stop::failed(format!(
+                "{}: its first two lines have no '// registers: N', the most that a thread of its \
+                 kernels may take",
+                path.display()
+            ))
+        })?;
+        let only = said("only:").map(str::to_string);
+        Ok(Source { only, registers, path })
+    }
+
+    fn architectures(&self) -> impl Iterator<Item = &'static str> + '_ {
+        let wanted = |arch: &&str| self.only.as_deref().is_none_or(|only| only == *arch);
+        ARCHITECTURES.into_iter().filter(wanted)
+    }
 }
 
 /// What the assembler warns of where matrix instructions wait for each other.
@@ -171,7 +212,7 @@ fn compile(nvcc: &Path, source: &Path, arch: &str, out: &Path) -> Result<String,
 }
 
 /// What one kernel takes.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Kernel {
     name: String,
     registers: u32,
@@ -179,8 +220,8 @@ struct Kernel {
     spilled: u32,
 }
 
-/// Reads the assembler's report.
-fn read_report(text: &str) -> Vec<Kernel> {
+/// Reads the assembler's report: its kernels, and whether matrix instructions were serialised.
+fn read_report(text: &str) -> (Vec<Kernel>, bool) {
     let mut kernels: Vec<Kernel> = Vec::new();
     for line in text.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {
@@ -192,7 +233,7 @@ fn read_report(text: &str) -> Vec<Kernel> {
             kernel.spilled += before(" bytes spill stores");
         }
     }
-    kernels
+    (kernels, text.contains(SERIALISED))
 }
 
 fn number_before(line: &str, words: &str) -> u32 {
@@ -216,6 +257,12 @@ mod tests {
             ptxas info    : Used 22 registers, 380 bytes cmem[0]\n";
         let kernel =
             |name: &str, registers, spilled| Kernel { name: name.into(), registers, spilled };
-        assert_eq!(read_report(text), [kernel("a", 128, 16), kernel("b", 22, 0)]);
+        let (kernels, serialised) = read_report(text);
+        assert_eq!(kernels, [kernel("a", 128, 16), kernel("b", 22, 0)]);
+        assert!(!serialised && read_report(&format!("{text}{SERIALISED} in a")).1);
+        let source = |registers| Source { path: "x.cu".into(), only: None, registers };
+        let faults = |registers, s| judge(&source(registers), "sm_80", &(kernels.clone(), s));
+        assert_eq!(faults(128, false), ["x.cu sm_80: a spills 16 bytes"]);
+        assert_eq!(faults(127, true).len(), 3);
     }
 }

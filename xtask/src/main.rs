@@ -21,7 +21,7 @@ usage: cargo xtask COMMAND
   tidy [--no-tools]       the house rules; --no-tools leaves out rustfmt and clippy
   test [--no-peer] [--only STAGE[,STAGE]]
                           every test: fetches what it needs, ends with a table
-                          stages: rust, e2e, peer
+                          stages: rust, kernels, e2e, peer
   bench [ARGS...]         side by side with llama.cpp (bench/side_by_side.py --help)
   cuda [--check]          compiles the CUDA kernels (fetches the compiler, about 110 MB, once);
                           --check leaves nothing behind

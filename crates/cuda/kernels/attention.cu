@@ -1,3 +1,4 @@
+// registers: 200
 // Paged causal grouped-query attention in two ops: partial results of fixed splits, then their
 // combination. Partial results of f16 pages of up to 128 channels are `attention_mma.cu`'s.
 //

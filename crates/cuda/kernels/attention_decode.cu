@@ -1,3 +1,4 @@
+// registers: 168
 // One kernel for rotation, the write of K and V, and attention of rows that are one token of their
 // sequence each, over f16 pages.
 //

@@ -1,3 +1,4 @@
+// registers: 227
 // Partial results of paged causal grouped-query attention over f16 pages, on tensor cores, for one
 // token a sequence and for whole chunks.
 //

@@ -1,3 +1,4 @@
+// registers: 255
 // out = x * w^T for bf16 rows x and bf16 weights w, f32 sums.
 //
 // Definition. K is cut into `slices` equal parts, a number that follows from N and K alone. The

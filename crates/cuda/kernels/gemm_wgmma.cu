@@ -1,4 +1,5 @@
 // only: sm_90a
+// registers: 168
 // Products of bf16 matrices; gemm_wgmma.cuh is their definition.
 #include "gemm_wgmma.cuh"
 

@@ -1,4 +1,5 @@
 // only: sm_90a
+// registers: 168
 // Products of matrices of which some are quantised; gemm_wgmma.cuh and quantised.cuh are their
 // definition.
 #include "gemm_wgmma.cuh"

@@ -1,3 +1,4 @@
+// registers: 32
 // Synthetic ops: crates/plan/src/mix.rs is their definition. One block an op, so that every byte is
 // read before any is written; it is slow on purpose, as an indexer beside a layer is.
 #include "common.cuh"

@@ -1,3 +1,4 @@
+// registers: 64
 // The small ops of a step, a block or a warp a row. Their definitions are those of the CPU device's
 // modules of the same names, but for the order of sums, which is stated here.
 #include "quantised.cuh"

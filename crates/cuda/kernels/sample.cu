@@ -1,3 +1,4 @@
+// registers: 64
 // Choosing a token for every logit row: a block a row. Semantics, integers and bits are those of
 // the CPU device's `sample` module: adjusted logits, integer weights, prefixes of the order
 // (weight descending, id ascending), one Philox draw; sums of log-probabilities in sixteen lanes

@@ -16,12 +16,13 @@ use steps::Steps;
 #[derive(Debug, PartialEq, Eq)]
 struct Wanted {
     rust: bool,
+    kernels: bool,
     e2e: bool,
     peer: bool,
 }
 
 fn wanted(args: &[String]) -> Result<Wanted, Stop> {
-    let mut wanted = Wanted { rust: true, e2e: true, peer: true };
+    let mut wanted = Wanted { rust: true, kernels: true, e2e: true, peer: true };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -29,12 +30,19 @@ fn wanted(args: &[String]) -> Result<Wanted, Stop> {
             "--only" => {
                 let list = args.next().map(String::as_str).unwrap_or_default();
                 let has = |name: &str| list.split(',').any(|w| w == name);
-                if let Some(bad) = list.split(',').find(|w| !["rust", "e2e", "peer"].contains(w)) {
+                let known = ["rust", "kernels", "e2e", "peer"];
+                if let Some(bad) = list.split(',').find(|w| !known.contains(w)) {
                     return Err(Stop::Usage(format!(
-                        "--only takes rust, e2e, peer (with commas between); '{bad}' is none"
+                        "--only takes {} (with commas between); '{bad}' is none",
+                        known.join(", ")
                     )));
                 }
-                wanted = Wanted { rust: has("rust"), e2e: has("e2e"), peer: has("peer") };
+                wanted = Wanted {
+                    rust: has("rust"),
+                    kernels: has("kernels"),
+                    e2e: has("e2e"),
+                    peer: has("peer"),
+                };
             }
             other => return Err(Stop::Usage(format!("'{other}' is not --no-peer or --only"))),
         }
@@ -49,13 +57,18 @@ pub fn main(args: &[String]) -> Outcome {
     let mut report = Report::default();
     let suites = wanted.e2e || wanted.peer;
 
-    report.run(Stage::new("build"), || steps.build());
-    report.run(Stage::new("model").needs(&["build"]), || steps.model());
+    let anywhere = cfg!(all(target_os = "linux", target_arch = "x86_64"));
+    let why = if anywhere { "--only" } else { "CUDA's compiler is fetched for x86-64 Linux" };
+    let kernels = Stage::new("kernels").when(wanted.kernels && anywhere, why);
+    let any = wanted.rust || suites;
+    report.run(Stage::new("build").when(any, "--only"), || steps.build());
+    report.run(Stage::new("model").needs(&["build"]).when(any, "--only"), || steps.model());
     report.run(Stage::new("lab").needs(&["model"]).when(wanted.rust, "--only"), || steps.lab());
     report.run(Stage::new("rust").needs(&["model"]).when(wanted.rust, "--only"), || steps.rust());
     report.run(Stage::new("doctests").needs(&["build"]).when(wanted.rust, "--only"), || {
         steps.doctests()
     });
+    report.run(kernels, || steps.kernels());
     report.run(Stage::new("python").when(suites, "--only"), || steps.python());
     let e2e = Stage::new("e2e").needs(&["model", "python"]).when(wanted.e2e, "--only");
     report.run(e2e, || steps.suite("tests/e2e"));
@@ -79,12 +92,12 @@ mod tests {
 
     #[test]
     fn flags_choose_stages_and_a_wrong_one_is_refused() {
-        assert_eq!(parse(&[]), Ok(Wanted { rust: true, e2e: true, peer: true }));
-        assert_eq!(parse(&["--no-peer"]), Ok(Wanted { rust: true, e2e: true, peer: false }));
-        assert_eq!(
-            parse(&["--only", "e2e,peer"]),
-            Ok(Wanted { rust: false, e2e: true, peer: true })
-        );
+        let all = |peer| Wanted { rust: true, kernels: true, e2e: true, peer };
+        assert_eq!(parse(&[]), Ok(all(true)));
+        assert_eq!(parse(&["--no-peer"]), Ok(all(false)));
+        let some = Wanted { rust: false, kernels: false, e2e: true, peer: true };
+        assert_eq!(parse(&["--only", "e2e,peer"]), Ok(some));
+        assert!(parse(&["--only", "kernels"]).is_ok_and(|w| w.kernels && !w.rust));
         assert!(parse(&["--only", "rus"]).is_err());
         assert!(parse(&["--only"]).is_err());
         assert!(parse(&["--quick"]).is_err());

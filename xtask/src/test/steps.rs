@@ -3,6 +3,7 @@
 use super::counts::{self, Counts};
 use super::stage::Found;
 use crate::args::Stop;
+use crate::cuda;
 use crate::metadata::Metadata;
 use crate::peer;
 use crate::proc::{cargo, must, tee};
@@ -137,6 +138,13 @@ impl Steps {
             return Ok(Found { counts, note: String::new() });
         }
         judge(counts, false, &ran.end, "doc tests")
+    }
+
+    /// Every CUDA kernel for every architecture that is shipped, by the toolkit's own compiler.
+    pub fn kernels(&self) -> Step {
+        let count = cuda::check().map_err(bare)?;
+        let note = format!("{count} compiled, none spills, all within their registers");
+        Ok(Found { note, ..Found::default() })
     }
 
     /// The environment of the Python suites.
