@@ -201,7 +201,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
             if output.is_json_on_stdout() {
                 out::line(json!({"error": {"exit": CANNOT, "message": message}}));
             }
-            eprintln!("lockstep: {message}");
+            crate::out::complain(format_args!("lockstep: {message}"));
             ExitCode::from(CANNOT)
         }
     }
@@ -361,10 +361,10 @@ fn measure(args: &BenchArgs) -> Result<u8, String> {
         return Err(format!("not one request was answered in full\n{why}"));
     }
     if progress.is_stopped() {
-        eprintln!(
+        crate::out::complain(format_args!(
             "lockstep: ended early: what follows is of the runs that were whole, and of a load's \
              first run where none was"
-        );
+        ));
     }
     args.output_to.write(&points, &pairs)?;
     let is_narrow = if args.compare.is_some() {

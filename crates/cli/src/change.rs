@@ -267,7 +267,7 @@ fn show(args: &ChangeArgs, r: &RecordArgs) -> Result<Exit, Failure> {
     let text = record::decision(&r.folder)?;
     // One that is not over, or that met a full disk, has no page yet.
     if let Err(why) = record::write(&r.folder) {
-        eprintln!("lockstep: {why}");
+        crate::out::complain(format_args!("lockstep: {why}"));
     }
     out::line(text.trim_end());
     Ok(Exit::Done)

@@ -157,7 +157,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
             if args.json {
                 out::line(failure.to_json());
             }
-            eprintln!("lockstep: {}", failure.message);
+            crate::out::complain(format_args!("lockstep: {}", failure.message));
             ExitCode::from(CANNOT)
         }
     }

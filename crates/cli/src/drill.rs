@@ -50,7 +50,7 @@ fn verdict(measured: &[Measured]) -> Exit {
         return Exit::Done;
     }
     let words = "missed by every layer that is to see it, or its clean twin alarms";
-    eprintln!("lockstep: {}: {words}", broken.join(", "));
+    crate::out::complain(format_args!("lockstep: {}: {words}", broken.join(", ")));
     Exit::Missed
 }
 

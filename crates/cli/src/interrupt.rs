@@ -9,7 +9,9 @@ pub fn once(ask: impl FnOnce() + Send + 'static) {
         if tokio::signal::ctrl_c().await.is_err() {
             return;
         }
-        eprintln!("lockstep: ending with what is there; once more ends at once");
+        crate::out::complain(format_args!(
+            "lockstep: ending with what is there; once more ends at once"
+        ));
         ask();
         if tokio::signal::ctrl_c().await.is_ok() {
             std::process::exit(i32::from(INTERRUPTED));

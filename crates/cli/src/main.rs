@@ -56,7 +56,7 @@ fn main() -> ExitCode {
             if json {
                 out::line(failure.to_json());
             }
-            eprintln!("lockstep: {}", failure.message);
+            out::complain(format_args!("lockstep: {}", failure.message));
             failure.exit
         }
     };

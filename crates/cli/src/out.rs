@@ -1,4 +1,4 @@
-//! Standard output that a reader may close early (`lockstep plan show | head`).
+//! Standard output and error, which a reader may close early (`lockstep plan show | head`).
 
 use std::io::{ErrorKind, Write};
 
@@ -10,8 +10,14 @@ pub fn line(text: impl std::fmt::Display) {
         Ok(()) => {}
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         Err(e) => {
-            eprintln!("lockstep: standard output cannot be written: {e}");
+            complain(format_args!("lockstep: standard output cannot be written: {e}"));
             std::process::exit(1);
         }
     }
+}
+
+/// Prints `text` and a line's end to standard error. Where nobody reads that any more there is
+/// nobody to tell, and the exit code still says how it ended.
+pub fn complain(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }

@@ -108,6 +108,25 @@ fn a_wrong_setting_is_3_and_names_its_place() {
     assert!(words(&out).contains("LOCKSTEP_POOL_KV_MEMORY"), "{}", words(&out));
 }
 
+/// What was found: `lockstep serve 2>&1 | head -1` on a long complaint ended with 101, a panic.
+#[test]
+fn a_complaint_that_nobody_reads_keeps_its_exit_code() {
+    let dir = temp_dir("unread");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = Command::new(lockstep())
+        .args(["serve", "--model", "nowhere-to-be-found"])
+        .current_dir(&dir)
+        .stderr(writer)
+        .status()
+        .unwrap();
+    assert_eq!(
+        ended.code(),
+        run(&dir, &["serve", "--model", "nowhere-to-be-found"], &[]).status.code()
+    );
+    assert_ne!(ended.code(), Some(101));
+}
+
 #[test]
 fn a_model_that_is_not_one_is_4_or_5() {
     let dir = temp_dir("models");

@@ -44,7 +44,7 @@ impl Progress {
         if progress.last_line.is_none() {
             progress.bar.enable_steady_tick(Duration::from_millis(120));
         } else {
-            eprintln!("{what} ...");
+            crate::out::complain(format_args!("{what} ..."));
         }
         progress
     }
@@ -63,13 +63,17 @@ impl Progress {
         {
             last.set(Instant::now());
             let done = HumanBytes(self.bar.position());
-            eprintln!("{}: {done} of {}", self.what, HumanBytes(self.total));
+            crate::out::complain(format_args!(
+                "{}: {done} of {}",
+                self.what,
+                HumanBytes(self.total)
+            ));
         }
     }
 
     /// A line above the bar.
     pub fn note(&self, words: &str) {
-        self.bar.suspend(|| eprintln!("{words}"));
+        self.bar.suspend(|| crate::out::complain(format_args!("{words}")));
     }
 }
 

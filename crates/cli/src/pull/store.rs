@@ -100,7 +100,10 @@ impl Store {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                eprintln!("another process is fetching {}; waiting for it", known.name);
+                crate::out::complain(format_args!(
+                    "another process is fetching {}; waiting for it",
+                    known.name
+                ));
                 file.lock()?;
             }
             Err(TryLockError::Error(e)) => return Err(e),
