@@ -2,18 +2,14 @@
 command. 4 slots become 16 and are kept; one slot is slower where 16 requests come at once, and that
 change is rolled back, file and process."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import tempfile
-import time
 import unittest
 from pathlib import Path
 
 from harness import servers
-from harness.client import Client, Refused
+from harness.client import Client
+from peer import llama_change
 
 # Seconds of load: six answers prove little, and the states are what is shown.
 GATES = """
@@ -52,37 +48,13 @@ class Change(unittest.TestCase):
             str(llama / "llama-server"), "-m", servers.model_path(), "--port", str(self.port),
             "-c", "8192", "-t", "2", "-tb", "2", "--slots", "--parallel",
         ]
-        self.addCleanup(self.end)
-
-    def end(self):
-        """Ends whatever llama-server listens at this test's port."""
-        pattern = f"llama-server.*--port.*{self.port}"
-        found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False)
-        for pid in found.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        self.addCleanup(llama_change.end, self.port)
 
     def start(self, argv):
-        env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        with open(self.dir / "server.log", "wb") as log:
-            process = subprocess.Popen(argv, cwd=self.dir, stdout=log, stderr=log, env=env)
-        self.addCleanup(process.wait, 60)
-        self.addCleanup(process.kill)
-        client, begun = Client(self.port), time.perf_counter()
-        while True:
-            try:
-                return client.get("/health")
-            except (OSError, Refused):
-                self.assertLess(time.perf_counter() - begun, 120, "llama-server does not come up")
-                time.sleep(0.05)
+        return llama_change.start(self, argv, Client(self.port))
 
     def change(self, *arguments):
-        argv = [servers.need("LOCKSTEP_BIN", "the lockstep binary"), "change", "--target", "llama"]
-        env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        ran = subprocess.run([*argv, *arguments, "--yes", "--json"], cwd=self.dir, env=env,
-                             capture_output=True, text=True, timeout=900, check=False)
-        self.assertTrue(ran.stdout, ran.stderr)
-        return ran.returncode, json.loads(ran.stdout), ran.stderr
+        return llama_change.change(self.dir, "--target", "llama", *arguments)
 
     def slots(self):
         return Client(self.port).get("/props")["total_slots"]

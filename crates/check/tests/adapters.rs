@@ -44,6 +44,17 @@ vllm:num_requests_waiting{engine=\"0\",model_name=\"Qwen/Qwen3-0.6B\"} 0.0
 vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"Qwen/Qwen3-0.6B\"} 0.0312
 ";
 
+/// vLLM 0.24.0 in its development mode, as an H200 answered, shortened: without a format the
+/// configuration is one string.
+const VLLM_INFO_TEXT: &str = r#"{"vllm_config": "model='m', speculative_config=None, dtype=torch.bfloat16",
+    "vllm_env": {"VLLM_BATCH_INVARIANT": false}, "system_env": {}}"#;
+const VLLM_INFO: &str = r#"{"vllm_config": {"model_config": {"max_model_len": 8192},
+    "cache_config": {"block_size": 16, "kv_cache_size_tokens": 3229264, "num_gpu_blocks": 201829},
+    "scheduler_config": {"max_num_seqs": 32, "max_num_batched_tokens": 8192},
+    "compilation_config": {"mode": 0, "cudagraph_mode": [2, 0], "max_cudagraph_capture_size": 32,
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32]}, "kv_transfer_config": null},
+    "vllm_env": {"VLLM_BATCH_INVARIANT": false}, "system_env": {}}"#;
+
 const LLAMA_PROPS: &str = r#"{"default_generation_settings": {"id": 0, "n_ctx": 4096},
     "total_slots": 4, "model_path": "m.gguf", "build_info": "b11434-0123abcd"}"#;
 const LLAMA_SLOTS: &str = r#"[{"id": 0, "is_processing": true}, {"id": 1, "is_processing": false},
@@ -121,6 +132,23 @@ async fn vllm_tells_how_many_run_and_powers_of_two_stand_for_its_sizes() {
     let (source, required, missing) = rows(&facts, 12, 24);
     assert_eq!((source, required), (Source::Inferred, vec![1, 2, 4, 8, 16, 24]));
     assert_eq!(missing, [24]);
+}
+
+/// Powers of two stood for them there too, so that a run with no step through 24 was clean.
+#[tokio::test]
+async fn vllm_tells_its_captured_sizes_in_its_development_mode() {
+    let (facts, counted) = seen(&[
+        ("/server_info", VLLM_INFO_TEXT),
+        ("/server_info?config_format=json", VLLM_INFO),
+        ("/metrics", VLLM_METRICS),
+        ("/version", r#"{"version":"0.24.0"}"#),
+    ])
+    .await;
+    assert_eq!((facts.kind, facts.version.as_str()), (ServerKind::Vllm, "0.24.0"));
+    assert_eq!((facts.running_max, counted.running), (Some(32), Some(12)));
+    let (source, required, missing) = rows(&facts, 12, 96);
+    assert_eq!((source, required), (Source::Inferred, vec![1, 2, 4, 8, 16, 24, 32]));
+    assert_eq!(missing, [24, 32]);
 }
 
 #[tokio::test]

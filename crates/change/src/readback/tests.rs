@@ -82,6 +82,32 @@ fn vllm_is_read_with_and_without_its_development_mode() {
     assert_eq!((r.buckets, r.running_max), (vec![1, 2, 4, 8], Some(256)));
 }
 
+/// As vLLM 0.24.0 answered and wrote on an H200, restarted by a change: its log has no "API server
+/// version", so that captures of the start before were taken for those of this one.
+#[test]
+fn vllm_s_last_start_is_the_one_that_is_read() {
+    let version = json!({"version": "0.24.0"});
+    let models = json!({"data": [{"id": "smollm2", "owned_by": "vllm"}]});
+    let start = "(APIServer pid=691) INFO 11-30 12:13:53 [api_utils.py:339]  version 0.24.0\n\
+                 (APIServer pid=691) INFO 11-30 12:13:53 [api_utils.py:273] non-default args: {}\n";
+    let captured = "(EngineCore pid=1099) INFO 11-30 12:14:44 [model_runner.py:726] Graph \
+                    capturing finished in 1 secs, took 0.09 GiB\n";
+    let info = json!({"vllm_config": {
+        "scheduler_config": {"max_num_seqs": 32, "max_num_batched_tokens": 8192},
+        "cache_config": {"gpu_memory_utilization": 0.5, "kv_cache_size_tokens": 3_229_264},
+        "compilation_config": {"cudagraph_mode": [2, 0], "max_cudagraph_capture_size": 32,
+                               "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32]},
+    }});
+    let once = format!("{start}{captured}");
+    let r = vllm::read(&version, &models, info.clone(), &once);
+    assert_eq!(r.graph_bytes, Some(96_636_764));
+    assert_eq!((r.pool_tokens, r.running_max), (Some(3_229_264), Some(32)));
+    assert_eq!(r.value("cudagraph-mode"), Some("FULL_DECODE_ONLY"));
+    assert_eq!(r.buckets, [1, 2, 4, 8, 16, 24, 32]);
+    let r = vllm::read(&version, &models, info, &format!("{once}{start}"));
+    assert_eq!(r.graph_bytes, None);
+}
+
 #[test]
 fn llama_server_tells_its_slots() {
     let props = json!({

@@ -240,20 +240,28 @@ fn take_out(g: &mut Ground<'_>) -> Result<Option<(Web, Entry)>, ChangeError> {
     let Some(url) = &target.router else { return Ok(None) };
     let router = g.web.beside(url)?;
     let found = router::find(&router, &target.url)?;
-    let Some(found) = found else {
+    let Some(mut found) = found else {
         // Taken out before a crash: what it was is in the journal.
         let known = g.journal.facts("drain").and_then(Entry::from_json);
         let entry = known.ok_or_else(|| not_listed(g))?;
         return Ok(Some((router, entry)));
     };
-    g.journal.append(&Line::Intent("drain"), found.to_json())?;
+    found.entry.forget(&models(&g.web));
+    g.journal.append(&Line::Intent("drain"), found.entry.to_json())?;
     (g.say)(&format!("draining through {url}"));
     let is_idle = router::drain(&router, &g.web, &found, DRAIN_PATIENCE)?;
     if !is_idle {
         (g.say)("it does not tell that it is idle; it is restarted all the same");
     }
     g.journal.append(&Line::Note("drained"), json!({"router": url, "idle": is_idle}))?;
-    Ok(Some((router, found)))
+    Ok(Some((router, found.entry)))
+}
+
+/// The names of a worker's models; none where it does not answer.
+fn models(worker: &Web) -> Vec<String> {
+    let all = worker.get_json("/v1/models").unwrap_or_default();
+    let all = all["data"].as_array().into_iter().flatten();
+    all.filter_map(|m| m["id"].as_str().map(str::to_owned)).collect()
 }
 
 fn not_listed(g: &Ground<'_>) -> ChangeError {

@@ -27,6 +27,16 @@ pub fn largest(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
     values(page, name, labels).reduce(f64::max)
 }
 
+/// A label's value at the first series of a metric that has it.
+pub fn label<'a>(page: &'a str, name: &str, label: &str) -> Option<&'a str> {
+    page.lines().find_map(|line| {
+        let tags = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once('}')?.0;
+        let at = |tag: &&str| tag.split_once('=').is_some_and(|(name, _)| name == label);
+        let value = tags.split(',').find(at)?.split_once('=')?.1;
+        value.strip_prefix('"')?.strip_suffix('"')
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +49,6 @@ mod tests {
         assert_eq!(sum(page, "b", &[]), Some(4.0));
         assert_eq!(sum(page, "c", &[]), None);
         assert_eq!((largest(page, "a", &[]), largest(page, "c", &[])), (Some(3.5), None));
+        assert_eq!((label(page, "a", "k"), label(page, "a", "n")), (Some("1"), None));
     }
 }

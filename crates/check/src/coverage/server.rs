@@ -100,7 +100,9 @@ pub async fn facts(client: &Client) -> Result<Facts, Outcome> {
     let page = get_text(client, "/metrics").await.unwrap_or_default();
     if page.contains("vllm:") {
         let version = get_json(client, "/version").await.unwrap_or(Value::Null);
-        return Ok(vllm(&version));
+        // There in its development mode alone; without the format it is one long string.
+        let info = get_json(client, "/server_info?config_format=json").await;
+        return Ok(vllm(&version, &info.unwrap_or(Value::Null), &page));
     }
     Ok(Facts::unknown())
 }
@@ -185,12 +187,35 @@ fn llama(props: &Value) -> Facts {
     }
 }
 
-fn vllm(version: &Value) -> Facts {
+/// vLLM 0.24 tells its captured sizes in its development mode (`VLLM_SERVER_DEV_MODE=1`), the size
+/// of its pool on every metrics page.
+fn vllm(version: &Value, info: &Value, page: &str) -> Facts {
+    let config = &info["vllm_config"];
+    let compilation = &config["compilation_config"];
+    let mode = &compilation["cudagraph_mode"];
+    // 0 is NONE, 1 PIECEWISE, 2 FULL; of a pair the first is that of decode steps.
+    let is_captured = *mode != 0 && *mode != "NONE" && mode[0] != 0;
+    let sizes = list(&compilation["cudagraph_capture_sizes"]);
+    let mut buckets: Vec<(u32, Option<bool>)> =
+        sizes.filter_map(|v| Some((number(v)?, Some(is_captured)))).collect();
+    buckets.sort_unstable();
+    let pool = metrics::label(page, "vllm:cache_config_info", "kv_cache_size_tokens");
+    let mut notes = Vec::new();
+    if buckets.is_empty() {
+        notes.push(
+            "it does not tell its captured sizes, which it does with VLLM_SERVER_DEV_MODE=1; \
+             powers of two stand for them"
+                .into(),
+        );
+    }
     Facts {
         kind: ServerKind::Vllm,
         version: text(&version["version"]),
-        notes: vec!["it does not tell its captured sizes; powers of two stand for them".into()],
-        ..Facts::unknown()
+        claims_determinism: info["vllm_env"]["VLLM_BATCH_INVARIANT"] == true,
+        running_max: number(&config["scheduler_config"]["max_num_seqs"]),
+        buckets,
+        capacity_tokens: pool.and_then(|n| n.parse().ok()),
+        notes,
     }
 }
 
@@ -296,5 +321,39 @@ mod tests {
                     sglang:cuda_graph_passes_total{mode=\"decode_none\"} 2\n";
         let counts = sglang_counts(page);
         assert_eq!((counts.running, counts.passes), (Some(7), Some((90, 2))));
+    }
+
+    /// As vLLM 0.24.0 answered on an H200; powers of two stood for its sizes, without 24.
+    #[test]
+    fn vllm_s_captured_sizes_are_read_where_it_tells_them() {
+        let version = json!({"version": "0.24.0"});
+        let page = "vllm:num_requests_running{engine=\"0\",model_name=\"smollm2\"} 0.0\n\
+                    vllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"16\",\
+                    engine=\"0\",kv_cache_size_tokens=\"3229264\",num_gpu_blocks=\"201829\"} 1.0\n";
+        let told = |mode: Value| {
+            let info = json!({
+                "vllm_config": {
+                    "scheduler_config": {"max_num_seqs": 32, "max_num_batched_tokens": 8192},
+                    "compilation_config": {"mode": 0, "cudagraph_mode": mode,
+                        "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32],
+                        "max_cudagraph_capture_size": 32},
+                },
+                "vllm_env": {"VLLM_BATCH_INVARIANT": false},
+            });
+            vllm(&version, &info, page)
+        };
+        let facts = told(json!([2, 0]));
+        let sizes: Vec<u32> = facts.buckets.iter().map(|b| b.0).collect();
+        assert_eq!(sizes, [1, 2, 4, 8, 16, 24, 32]);
+        assert!(facts.buckets.iter().all(|b| b.1 == Some(true)));
+        assert_eq!((facts.running_max, facts.capacity_tokens), (Some(32), Some(3_229_264)));
+        assert!(!facts.claims_determinism && facts.notes.is_empty());
+        for eager in [json!(0), json!("NONE"), json!([0, 0])] {
+            assert!(told(eager).buckets.iter().all(|b| b.1 == Some(false)));
+        }
+        let silent = vllm(&version, &Value::Null, page);
+        assert_eq!((silent.version.as_str(), silent.buckets.len()), ("0.24.0", 0));
+        assert!(silent.notes[0].contains("VLLM_SERVER_DEV_MODE=1"), "{:?}", silent.notes);
+        assert_eq!(silent.capacity_tokens, Some(3_229_264));
     }
 }

@@ -1,5 +1,6 @@
 //! A server behind a router: out of its rotation and idle before it is restarted, back in when it
-//! has answered. The router here answers as SGLang's model gateway does, from its documentation.
+//! has answered. The router here does what SGLang's model gateway (smg 1.13) was seen to do, so that
+//! a change can die at any line of its journal; `tests/peer/test_router.py` has the gateway itself.
 
 use super::restart::{SET, by_script, end, running};
 use super::{read, run};
@@ -7,11 +8,27 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a worker that was removed stays listed. The gateway's own five seconds need not pass
+/// while a server restarts; these do.
+const LETS_GO_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
 struct State {
     workers: Vec<Value>,
+    /// When each of the workers that are leaving is gone, by its id.
+    leaving: Vec<(Value, Instant)>,
     asked: Vec<String>,
+}
+
+impl State {
+    fn let_go(&mut self) {
+        let gone = |(id, at): &(Value, Instant)| (Instant::now() >= *at).then(|| id.clone());
+        let gone: Vec<Value> = self.leaving.iter().filter_map(gone).collect();
+        self.workers.retain(|w| !gone.contains(&w["id"]));
+        self.leaving.retain(|(id, _)| !gone.contains(id));
+    }
 }
 
 struct Router(Arc<Mutex<State>>, String);
@@ -56,21 +73,30 @@ fn answer(state: &Mutex<State>, mut stream: TcpStream) {
     let mut words = head.split(' ');
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
     let mut state = state.lock().unwrap();
+    state.let_go();
     let (status, answer) = match (method, path.strip_prefix("/workers")) {
         ("GET", Some("")) => {
             ("200 OK", json!({"workers": state.workers, "total": state.workers.len()}))
         }
         ("POST", Some("")) => {
             let mut worker: Value = serde_json::from_slice(&body).unwrap();
-            state.asked.push(format!("POST {worker}"));
-            worker["id"] = json!(format!("w-{}", state.asked.len()));
-            state.workers.push(worker);
-            ("202 Accepted", json!({"status": "accepted"}))
+            if state.workers.iter().any(|w| w["url"] == worker["url"]) {
+                ("409 Conflict", json!({"code": "WORKER_ALREADY_EXISTS"}))
+            } else {
+                state.asked.push(format!("POST {worker}"));
+                worker["id"] = json!(format!("w-{}", state.asked.len()));
+                (worker["status"], worker["is_healthy"]) = (json!("ready"), json!(true));
+                state.workers.push(worker);
+                ("202 Accepted", json!({"status": "accepted"}))
+            }
         }
         ("DELETE", Some(id)) => {
             let id = id.trim_start_matches('/').to_owned();
             state.asked.push(format!("DELETE {id}"));
-            state.workers.retain(|w| w["id"] != json!(id));
+            for worker in state.workers.iter_mut().filter(|w| w["id"] == json!(id)) {
+                (worker["status"], worker["is_healthy"]) = (json!("draining"), json!(false));
+            }
+            state.leaving.push((json!(id), Instant::now() + LETS_GO_AFTER));
             ("202 Accepted", json!({"status": "accepted"}))
         }
         _ => ("404 Not Found", json!({})),
@@ -95,12 +121,14 @@ fn a_worker_is_drained_through_its_router_and_put_back() {
     assert_eq!((read(&site.dir.join("serve.sh")), router.asked().len()), (before, 0));
 
     let worker = json!({"id": "w-1", "url": site.url, "worker_type": "regular", "priority": 50,
-                        "is_healthy": true});
+                        "is_healthy": true, "status": "ready", "labels":
+                        {"zone": "a", "max_running_requests": "4"}});
     router.0.lock().unwrap().workers.push(worker);
     let (code, done, said) = run(&mut site.change(&SET));
     assert_eq!((code, &done["state"]), (0, &json!("kept")), "{done} {said}");
     assert_eq!(running(&site), 8);
-    let again = json!({"url": site.url, "worker_type": "regular", "priority": 50});
+    let again = json!({"url": site.url, "worker_type": "regular", "priority": 50,
+                       "labels": {"zone": "a"}});
     assert_eq!(router.asked(), ["DELETE w-1".to_owned(), format!("POST {again}")]);
     let record = site.dir.join(done["record"].as_str().unwrap());
     let journal = read(&record.join("journal.jsonl"));
@@ -118,7 +146,8 @@ fn a_drain_killed_in_the_middle_is_settled() {
     let router = Router::start();
     let site =
         by_script("routed-killed", &format!("router = \"{}\"\n", router.1), |_, _| ":".into());
-    let worker = json!({"id": "w-1", "url": site.url, "worker_type": "regular"});
+    let worker = json!({"id": "w-1", "url": site.url, "worker_type": "regular",
+                        "is_healthy": true, "status": "ready"});
     router.0.lock().unwrap().workers.push(worker);
     let mut is = 4;
     for (death, way) in [
@@ -137,6 +166,7 @@ fn a_drain_killed_in_the_middle_is_settled() {
         is = if way == "resume" { wanted } else { is };
         assert_eq!(running(&site), is, "{death}");
         let workers = router.0.lock().unwrap().workers.clone();
+        assert_eq!(workers[0]["status"], "ready", "{death}");
         let urls: Vec<&Value> = workers.iter().map(|w| &w["url"]).collect();
         assert_eq!(urls, [&json!(site.url)], "{death}");
         assert_eq!(workers[0]["worker_type"], "regular", "{death}");

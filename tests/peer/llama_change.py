@@ -1,0 +1,48 @@
+"""What tests of `lockstep change` on llama.cpp's server share."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+
+from harness import servers
+from harness.client import Refused
+
+QUIET = {"OMP_WAIT_POLICY": "passive"}
+
+
+def end(port):
+    """Ends whatever llama-server listens at this port."""
+    pattern = f"llama-server.*--port.*{port}"
+    found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False)
+    for pid in found.stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def start(test, argv, client):
+    """The server of a test with a folder, ended with it. Waits until it is healthy."""
+    with open(test.dir / "server.log", "ab") as log:
+        process = subprocess.Popen(argv, cwd=test.dir, stdout=log, stderr=log,
+                                   env={**os.environ, **QUIET})
+    test.addCleanup(process.wait, 60)
+    test.addCleanup(process.kill)
+    begun = time.perf_counter()
+    while True:
+        try:
+            return client.get("/health")
+        except (OSError, Refused):
+            test.assertLess(time.perf_counter() - begun, 120, "llama-server does not come up")
+            time.sleep(0.05)
+
+
+def change(folder, *arguments):
+    """`lockstep change`: its exit code, its JSON, what it said."""
+    argv = [servers.need("LOCKSTEP_BIN", "the lockstep binary"), "change", *arguments]
+    ran = subprocess.run([*argv, "--yes", "--json"], cwd=folder, env={**os.environ, **QUIET},
+                         capture_output=True, text=True, timeout=900, check=False)
+    if not ran.stdout:
+        raise AssertionError(ran.stderr)
+    return ran.returncode, json.loads(ran.stdout), ran.stderr

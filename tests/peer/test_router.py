@@ -1,0 +1,176 @@
+"""`lockstep change` behind a router that nobody here wrote: Shepherd Model Gateway (smg, what SGLang's
+gateway became) before two llama-servers, with streams through it that never notice. Each worker is
+drained through the gateway, restarted, and put back, one after the other: one with 8 slots where it
+had 4, one with a single slot, which is slower and goes back. Both workers are in rotation then."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from harness import servers
+from harness.client import Client, Refused
+from peer import llama_change
+
+STREAMS = 2
+TOKENS = 24
+# Between a stream's answers: the gates measure beside them, on the same two cores.
+PAUSE_S = 0.5
+GATES = """
+[ready]
+seconds = 120
+[gates]
+concurrency = [4]
+rounds = 1
+repeats = 1
+input = 8
+tokens = 8
+tolerance-percent = 90
+p99-factor-max = 1000
+[check]
+sessions = 3
+rounds = 1
+context = 16
+tokens = 16
+accept-inconclusive = true
+kinds = ["echo"]
+[watch]
+seconds = 0
+"""
+
+
+class Streams:
+    """Clients of the gateway that ask again when an answer has ended. Use as a context manager."""
+
+    def __init__(self, client, model):
+        self.client, self.model = client, model
+        self.answers, self.failures = 0, []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(STREAMS)]
+
+    def _run(self, number):
+        body = {"model": self.model, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+                "stream": True,
+                "messages": [{"role": "user", "content": f"Tell the story of house {number}."}]}
+        while not self._stop.is_set():
+            try:
+                events = [e for _, e in self.client.stream("/v1/chat/completions", body)]
+                ends = [c["finish_reason"] for e in events for c in e["choices"]]
+            except Exception as e:  # whatever it is, a client has noticed
+                self.failures.append(f"stream {number}: {e!r}")
+                time.sleep(0.2)
+                continue
+            if ends[-1:] != ["length"]:
+                self.failures.append(f"stream {number} ended with {ends[-3:]}")
+            self.answers += 1
+            self._stop.wait(PAUSE_S)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class Routed(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="lockstep-routed-")
+        self.addCleanup(folder.cleanup)
+        self.dir = Path(folder.name)
+        (self.dir / "targets").mkdir()
+        self.ports = {}
+        self.gateway = Client(servers.free_port())
+        for name in "ab":
+            self.worker(name)
+        self.route()
+
+    def worker(self, name):
+        """A llama-server with four slots, its script and its target."""
+        port = self.ports[name] = servers.free_port()
+        llama = Path(servers.need("LOCKSTEP_LLAMA_BIN", "the folder of llama.cpp's binaries"))
+        words = [llama / "llama-server", "-m", servers.model_path(), "--port", port, "-c", 8192,
+                 "-t", 2, "-tb", 2, "--slots"]
+        line = " ".join(f"'{w}'" for w in words)
+        (self.dir / f"{name}.sh").write_text(f"#!/bin/sh\nexec {line} --parallel 4\n")
+        (self.dir / "targets" / f"{name}.toml").write_text(
+            f'kind = "llama.cpp"\nurl = "http://127.0.0.1:{port}"\n'
+            f'router = "http://127.0.0.1:{self.gateway.port}"\n[launch]\nmethod = "script"\n'
+            f'path = "{name}.sh"\nprogram = "llama-server"\n{GATES}')
+        self.addCleanup(llama_change.end, port)
+        llama_change.start(self, ["sh", f"{name}.sh"], Client(port))
+
+    def route(self):
+        """The gateway, with both workers. A retry would hide a request that a drain lost."""
+        urls = [f"http://127.0.0.1:{port}" for port in self.ports.values()]
+        argv = [sys.executable, "-m", "smg.launch_router", "--host", "127.0.0.1",
+                "--port", str(self.gateway.port), "--prometheus-host", "127.0.0.1",
+                "--prometheus-port", str(servers.free_port()), "--policy", "round_robin",
+                "--disable-retries", "--log-level", "warn", "--worker-urls", *urls]
+        with open(self.dir / "gateway.log", "wb") as log:
+            process = subprocess.Popen(argv, stdout=log, stderr=log)
+        self.addCleanup(process.wait, 60)
+        self.addCleanup(process.kill)
+        begun = time.perf_counter()
+        while self.rotation() != sorted(urls):
+            self.assertIsNone(process.poll(), (self.dir / "gateway.log").read_text())
+            self.assertLess(time.perf_counter() - begun, 90, (self.dir / "gateway.log").read_text())
+            time.sleep(0.1)
+
+    def rotation(self):
+        """The workers that get requests."""
+        try:
+            all_workers = self.gateway.get("/workers")["workers"]
+        except (OSError, Refused):
+            return []
+        return sorted(w["url"] for w in all_workers if w["status"] == "ready" and w["is_healthy"])
+
+    def change(self, *arguments):
+        return llama_change.change(self.dir, *arguments)
+
+    def drained(self, record, times):
+        """Out of rotation and idle before each restart."""
+        journal = (self.dir / record / "journal.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in journal]
+        found = [line["facts"]["idle"] for line in found if line["word"] == "drained"]
+        self.assertEqual(found, [True] * times)
+
+    def slots(self):
+        return [Client(port).get("/props")["total_slots"] for port in self.ports.values()]
+
+    def test_one_worker_after_the_other_and_a_way_back(self):
+        both = self.rotation()
+        model = self.gateway.get("/v1/models")["data"][0]["id"]
+        with Streams(self.gateway, model) as streams:
+            # Every change takes twenty seconds: all of them are three.
+            every = os.environ.get("LOCKSTEP_TEST_ROUTER") == "all"
+            for name in "ab" if every else "a":
+                before = streams.answers
+                code, done, said = self.change("--target", name, "--set", "parallel=8")
+                self.assertEqual((code, done["state"]), (0, "kept"), (done, said))
+                self.drained(done["record"], 1)
+                self.assertEqual(self.rotation(), both)
+                self.assertGreater(streams.answers, before)
+            slots = self.slots()
+            self.assertEqual(slots, [8, 8] if every else [8, 4])
+            code, done, said = self.change("--target", "b", "--set", "parallel=1",
+                                           "--tolerance", "5")
+            self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
+            self.assertTrue(done["reasons"][0].startswith("throughput: at 4: "), done)
+            self.drained(done["record"], 2)
+            self.assertEqual((self.slots(), self.rotation()), (slots, both))
+        self.assertEqual(streams.failures, [])
+        print(f"note: smg before two llama-servers: parallel 4 -> 8 kept, -> 1 rolled back; "
+              f"{streams.answers} streamed answers beside it, none failed", flush=True)
+
+
+if __name__ == "__main__":
+    unittest.main()
