@@ -168,13 +168,22 @@ pub(super) unsafe fn float<E: FloatElem>(call: &TileCall) {
     for tile in 0..call.tiles {
         by_rows!(call.rows, [4, 2, 1], first, ROWS => {
             // SAFETY: these rows and this tile are the call's.
-            unsafe { float_rows::<E, ROWS>(call, tile, first) }
+            unsafe {
+                match call.fetch && first == 0 {
+                    true => float_rows::<E, ROWS, true>(call, tile, first),
+                    false => float_rows::<E, ROWS, false>(call, tile, first),
+                }
+            }
         });
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn float_rows<E: FloatElem, const ROWS: usize>(call: &TileCall, tile: usize, first: usize) {
+unsafe fn float_rows<E: FloatElem, const ROWS: usize, const FETCH: bool>(
+    call: &TileCall,
+    tile: usize,
+    first: usize,
+) {
     let mut k = 0;
     while k < call.k {
         let end = (k + K_CHUNK).min(call.k);
@@ -184,6 +193,9 @@ unsafe fn float_rows<E: FloatElem, const ROWS: usize>(call: &TileCall, tile: usi
             let x = call.x.add(first * call.x_stride_bytes).cast::<f32>();
             for k in k..end {
                 let line = call.weights.add(tile * call.tile_bytes + k * LANES * E::BYTES);
+                if FETCH {
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(call.tile_bytes).cast());
+                }
                 let weights = [load::<E>(line), load::<E>(line.add(HALF * E::BYTES))];
                 for (r, part) in part.iter_mut().enumerate() {
                     let x = _mm256_set1_ps(*x.byte_add(r * call.x_stride_bytes).add(k));

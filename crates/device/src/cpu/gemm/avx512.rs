@@ -176,19 +176,24 @@ fn add_scaled(acc: __m512, sum: __m512i, scale: __m512) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn float<E: FloatElem>(call: &TileCall) {
     // Two tiles at once hide the latency of the multiply-adds where there are few rows.
-    by_rows!(call.rows, [8, 4, 2, 1], first, ROWS => {
+    // Rows of any number below eight, as checking drafts takes them, pass over the tiles once.
+    by_rows!(call.rows, [8, 7, 6, 5, 4, 3, 2, 1], first, ROWS => {
         // SAFETY: these rows and tiles are the call's.
         unsafe {
-            match call.tiles {
-                2 => float_rows::<E, ROWS, 2>(call, first),
-                _ => float_rows::<E, ROWS, 1>(call, first),
+            match (call.tiles, call.fetch && first == 0) {
+                (2, true) => float_rows::<E, ROWS, 2, true>(call, first),
+                (2, false) => float_rows::<E, ROWS, 2, false>(call, first),
+                (_, true) => float_rows::<E, ROWS, 1, true>(call, first),
+                (_, false) => float_rows::<E, ROWS, 1, false>(call, first),
             }
         }
     });
 }
 
+/// With `FETCH`, the tiles that follow are asked for meanwhile: a tile is too short for the
+/// machine to notice by itself that it is read in a run.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
-unsafe fn float_rows<E: FloatElem, const ROWS: usize, const TILES: usize>(
+unsafe fn float_rows<E: FloatElem, const ROWS: usize, const TILES: usize, const FETCH: bool>(
     call: &TileCall,
     first: usize,
 ) {
@@ -203,6 +208,10 @@ unsafe fn float_rows<E: FloatElem, const ROWS: usize, const TILES: usize>(
                 let mut weights = [_mm512_setzero_ps(); TILES];
                 for (t, w) in weights.iter_mut().enumerate() {
                     let line = call.weights.add(t * call.tile_bytes + k * LANES * E::BYTES);
+                    if FETCH {
+                        let ahead = line.wrapping_add(TILES * call.tile_bytes);
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    }
                     *w = load::<E>(line);
                 }
                 for (r, part) in part.iter_mut().enumerate() {

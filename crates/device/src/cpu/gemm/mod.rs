@@ -23,9 +23,10 @@ use core::mem::MaybeUninit;
 use core::ops::Range;
 
 use super::isa::{Isa, KernelKind, counters};
+use super::lanes::{Lanes, per_isa};
 use super::quant::{self, QBlock};
 use super::tile::PackedMatrix;
-use super::tile_format::LANES;
+use super::tile_format::{LANES, TileFormat};
 use layout::{FloatElem, FloatFormat, with_format};
 
 #[cfg(target_arch = "x86_64")]
@@ -46,6 +47,10 @@ const TASK_TILES: usize = 2;
 
 /// Rows of a task, so that threads can also share a prefill of a narrow matrix.
 const TASK_ROWS: usize = 128;
+
+/// Values of K of two tiles that are unpacked to f32 at once, at most, where there are rows enough
+/// ([`ROWS_MAX`]) that this is cheaper than unpacking them for each few rows.
+const UNPACKED_MAX: usize = 1024;
 
 /// Floats from one row of accumulators to the next: two tiles, and two more of the `up` matrix.
 const ACC_STRIDE: usize = 4 * LANES;
@@ -105,7 +110,7 @@ pub struct GemmArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GemmError {
     /// Quantised weights need quantised activations, float weights f32 ones.
-    ActivationKind { format: super::tile_format::TileFormat },
+    ActivationKind { format: TileFormat },
     /// Pointers into weights, or to quantised blocks, are aligned to this many bytes.
     Alignment { what: &'static str, needed: usize },
     /// Rows are closer together than a row is long.
@@ -247,6 +252,7 @@ pub unsafe fn float_rows(
             x_stride_bytes: desc.k() * 4,
             rows,
             acc: wide,
+            fetch: true,
         };
         run_tiles(isa, desc.format(), &call);
         for r in 0..rows {
@@ -306,6 +312,8 @@ impl Gemm {
             let kind = if quantised { KernelKind::GemmQuantised } else { KernelKind::GemmFloat };
             counters().count(kind, args.isa);
         }
+        let narrow = matches!(args.desc.format(), TileFormat::BF16 | TileFormat::F16);
+        let unpack = narrow && args.desc.k() <= UNPACKED_MAX && args.isa != Isa::Portable;
         let mut acc = MaybeUninit::<Accumulators>::uninit();
         let acc = acc.as_mut_ptr().cast::<f32>();
         for task in tasks {
@@ -313,6 +321,12 @@ impl Gemm {
             let first_tile = column * TASK_TILES;
             let tiles = (args.desc.tiles() - first_tile).min(TASK_TILES);
             let rows = part * TASK_ROWS..live_rows.min((part + 1) * TASK_ROWS);
+            let swiglu = matches!(args.epilogue, Epilogue::SwiGlu { .. });
+            if unpack && !swiglu && rows.len() > ROWS_MAX {
+                // SAFETY: as below.
+                unsafe { args.unpacked_blocks((first_tile, tiles), rows, acc) };
+                continue;
+            }
             for first in rows.clone().step_by(ROWS_MAX) {
                 let rows = (rows.end - first).min(ROWS_MAX);
                 // SAFETY: the caller vouches for the addresses; tiles and rows are inside.
@@ -327,28 +341,157 @@ impl Gemm {
 #[repr(C, align(64))]
 struct Accumulators([f32; ROWS_MAX * ACC_STRIDE]);
 
+/// The values of two tiles.
+#[repr(C, align(64))]
+struct Unpacked([f32; TASK_TILES * LANES * UNPACKED_MAX]);
+
+/// Asks for the line at `p`, to be written.
+#[inline(always)]
+fn prefetch(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and is no operation where the CPU does not have it.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+per_isa! {
+    /// `to[i]` is the bf16 number `from[i]`, exactly; `values` is a multiple of 16.
+    unsafe fn unpack_bf16(from: *const u16, to: *mut f32, values: usize) = unpack_bf16_body;
+}
+per_isa! {
+    /// As `unpack_bf16`, of half-precision numbers.
+    unsafe fn unpack_f16(from: *const u16, to: *mut f32, values: usize) = unpack_f16_body;
+}
+
+// Plain integers, of which each instruction set makes its own vectors.
+#[allow(clippy::extra_unused_type_parameters)]
+#[inline(always)]
+unsafe fn unpack_bf16_body<V: Lanes>(from: *const u16, to: *mut f32, values: usize) {
+    for i in 0..values {
+        // SAFETY: the caller's contract.
+        unsafe { *to.add(i) = f32::from_bits(u32::from(*from.add(i)) << 16) }
+    }
+}
+
+#[inline(always)]
+unsafe fn unpack_f16_body<V: Lanes>(from: *const u16, to: *mut f32, values: usize) {
+    for i in (0..values).step_by(LANES) {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16(from.add(i)).store(to.add(i)) }
+    }
+}
+
 impl GemmArgs {
+    /// Rows in blocks, with tiles that are unpacked once for all of them.
+    ///
     /// # Safety
-    /// As [`Gemm::run`]; tiles and rows are inside the matrix and the batch.
-    unsafe fn block(&self, tile: usize, tiles: usize, row: usize, rows: usize, acc: *mut f32) {
-        let (x, x_stride_bytes) = match self.x {
+    /// As [`GemmArgs::block`]; weights have two bytes, and K is no more than [`UNPACKED_MAX`].
+    #[inline(never)]
+    unsafe fn unpacked_blocks(
+        &self,
+        (tile, tiles): (usize, usize),
+        rows: Range<usize>,
+        acc: *mut f32,
+    ) {
+        let mut wide = MaybeUninit::<Unpacked>::uninit();
+        let wide = wide.as_mut_ptr().cast::<f32>();
+        let values = LANES * self.desc.k();
+        // SAFETY: the offsets stay inside what the caller vouches for; the tiles fit.
+        unsafe {
+            for t in 0..tiles {
+                let from = self.weights.add((tile + t) * self.desc.tile_bytes()).cast::<u16>();
+                let to = wide.add(t * values);
+                match self.desc.format() {
+                    TileFormat::BF16 => unpack_bf16(self.isa, from, to, values),
+                    _ => unpack_f16(self.isa, from, to, values),
+                }
+            }
+            for first in rows.clone().step_by(ROWS_MAX) {
+                let count = (rows.end - first).min(ROWS_MAX);
+                let (x, x_stride_bytes) = self.rows_from(first);
+                self.expect((tile, tiles), (first, count));
+                let call = TileCall {
+                    weights: wide.cast_const().cast(),
+                    tile_bytes: LANES * self.desc.k() * size_of::<f32>(),
+                    tiles,
+                    k: self.desc.k(),
+                    x,
+                    x_stride_bytes,
+                    rows: count,
+                    acc,
+                    fetch: false,
+                };
+                run_tiles(self.isa, TileFormat::F32, &call);
+                self.finish((tile, tiles), (first, count), acc);
+            }
+        }
+    }
+
+    /// Where row `row` of the activations is, and how far the next.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn rows_from(&self, row: usize) -> (*const u8, usize) {
+        let (x, stride) = match self.x {
             Activations::Quantised { blocks, row_stride_bytes } => {
                 (blocks.cast::<u8>(), row_stride_bytes)
             }
             Activations::F32 { values, row_stride } => (values.cast::<u8>(), row_stride * 4),
         };
+        // SAFETY: the caller says so.
+        (unsafe { x.add(row * stride) }, stride)
+    }
+
+    /// Asks for the lines that the results of some rows go to, which come while these are computed:
+    /// they lie a row apart, where the machine expects none of them.
+    fn expect(&self, (tile, tiles): (usize, usize), (row, rows): (usize, usize)) {
+        let (Epilogue::Store { out, row_stride } | Epilogue::Add { out, row_stride }) =
+            self.epilogue
+        else {
+            return;
+        };
+        for row in row..row + rows {
+            for tile in tile..tile + tiles {
+                prefetch(out.wrapping_add(row * row_stride + tile * LANES));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Gemm::run`]; the accumulators of the tiles and rows have been written.
+    unsafe fn finish(
+        &self,
+        (tile, tiles): (usize, usize),
+        (row, rows): (usize, usize),
+        acc: *const f32,
+    ) {
+        let columns = (self.desc.n() - tile * LANES).min(tiles * LANES);
+        let done = epilogue::Finished { acc, row, rows, column: tile * LANES, columns };
+        // SAFETY: the caller's contract.
+        unsafe { epilogue::apply(self.isa, self, done) }
+    }
+
+    /// # Safety
+    /// As [`Gemm::run`]; tiles and rows are inside the matrix and the batch.
+    unsafe fn block(&self, tile: usize, tiles: usize, row: usize, rows: usize, acc: *mut f32) {
         let tile_bytes = self.desc.tile_bytes();
         // SAFETY: the offsets stay inside what the caller vouches for.
         unsafe {
+            let (x, x_stride_bytes) = self.rows_from(row);
+            self.expect((tile, tiles), (row, rows));
             let mut call = TileCall {
                 weights: self.weights.add(tile * tile_bytes),
                 tile_bytes,
                 tiles,
                 k: self.desc.k(),
-                x: x.add(row * x_stride_bytes),
+                x,
                 x_stride_bytes,
                 rows,
                 acc,
+                fetch: true,
             };
             self.tiles(&call);
             if let Epilogue::SwiGlu { up, .. } = self.epilogue {
@@ -356,9 +499,7 @@ impl GemmArgs {
                 call.acc = acc.add(TASK_TILES * LANES);
                 self.tiles(&call);
             }
-            let columns = (self.desc.n() - tile * LANES).min(tiles * LANES);
-            let done = epilogue::Finished { acc, row, rows, column: tile * LANES, columns };
-            epilogue::apply(self.isa, self, done);
+            self.finish((tile, tiles), (row, rows), acc);
         }
     }
 
@@ -372,7 +513,7 @@ impl GemmArgs {
 
 /// # Safety
 /// `isa` is available, and as [`TileCall`] asks.
-unsafe fn run_tiles(isa: Isa, format: super::tile_format::TileFormat, call: &TileCall) {
+unsafe fn run_tiles(isa: Isa, format: TileFormat, call: &TileCall) {
     // SAFETY: the caller's contract.
     unsafe {
         match isa {
@@ -401,4 +542,7 @@ struct TileCall {
     x_stride_bytes: usize,
     rows: usize,
     acc: *mut f32,
+    /// Ask for the tiles that follow, which the next call is likely to need. Of quantised tiles
+    /// they are asked for always.
+    fetch: bool,
 }

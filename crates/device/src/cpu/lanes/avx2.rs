@@ -38,6 +38,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn fetch<T>(p: *const T) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
         // SAFETY: the caller says that the CPU has AVX2.
         unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }

@@ -38,6 +38,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn fetch<T>(p: *const T) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
         // SAFETY: the caller says that the CPU has AVX-512.
         Avx512(unsafe { _mm512_set1_ps(v) })
@@ -171,6 +177,44 @@ impl Lanes for Avx512 {
             // Where each vector's sum has come to lie.
             let at = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
             Avx512(_mm512_permutexvar_ps(at, sums))
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(v: &[Self; LANES]) -> [Self; LANES] {
+        // SAFETY: values exist, so the CPU has AVX-512.
+        unsafe {
+            // Pairs, then quads of rows change places inside each 128 bits: `quads[4 i + j]` has of
+            // rows 4 i to 4 i + 3 the columns j, 4 + j, 8 + j and 12 + j.
+            let mut quads = [_mm512_setzero_ps(); LANES];
+            for i in (0..LANES).step_by(4) {
+                let (a, b, c, d) = (v[i].0, v[i + 1].0, v[i + 2].0, v[i + 3].0);
+                let pd = |v| _mm512_castps_pd(v);
+                let (ab, cd) = (pd(_mm512_unpacklo_ps(a, b)), pd(_mm512_unpacklo_ps(c, d)));
+                quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                quads[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                let (ab, cd) = (pd(_mm512_unpackhi_ps(a, b)), pd(_mm512_unpackhi_ps(c, d)));
+                quads[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                quads[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+            }
+            // Then the 128 bits themselves.
+            let mut out = [Avx512(_mm512_setzero_ps()); LANES];
+            for j in 0..4 {
+                let (a, b, c, d) = (quads[j], quads[4 + j], quads[8 + j], quads[12 + j]);
+                let (ab0, ab1) = (
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+                );
+                let (cd0, cd1) = (
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d),
+                );
+                out[j] = Avx512(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab0, cd0));
+                out[8 + j] = Avx512(_mm512_shuffle_f32x4::<0b11_01_11_01>(ab0, cd0));
+                out[4 + j] = Avx512(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab1, cd1));
+                out[12 + j] = Avx512(_mm512_shuffle_f32x4::<0b11_01_11_01>(ab1, cd1));
+            }
+            out
         }
     }
 

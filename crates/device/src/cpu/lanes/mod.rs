@@ -83,6 +83,9 @@ pub trait Lanes: Copy {
     /// Asks for the cache line at `p`, which need not be readable.
     fn prefetch<T>(p: *const T);
 
+    /// As [`Lanes::prefetch`], but only as near as the second cache.
+    fn fetch<T>(p: *const T);
+
     /// `self + o`
     fn add(self, o: Self) -> Self;
     /// `self - o`
@@ -120,6 +123,21 @@ pub trait Lanes: Copy {
         }
         // SAFETY: values exist, so their instruction set does; there are 16 floats.
         unsafe { Self::load(sums.as_ptr()) }
+    }
+    /// Lane `l` of the result's `m` is lane `m` of `v[l]`.
+    #[inline(always)]
+    fn transpose(v: &[Self; LANES]) -> [Self; LANES] {
+        let (mut from, mut to) = ([0f32; LANES * LANES], [0f32; LANES * LANES]);
+        // SAFETY: values exist, so their instruction set does; each row has 16 floats.
+        unsafe {
+            for (l, v) in v.iter().enumerate() {
+                v.store(from.as_mut_ptr().add(l * LANES));
+            }
+            for (i, to) in to.iter_mut().enumerate() {
+                *to = from[i % LANES * LANES + i / LANES];
+            }
+            core::array::from_fn(|m| Self::load(to.as_ptr().add(m * LANES)))
+        }
     }
     /// The greatest lane, by the same tree of [`Lanes::max`] (lower lanes are the first operand).
     fn greatest(self) -> f32;
@@ -190,6 +208,34 @@ mod tests {
                 one[l] = v.sum();
             }
             V::sum_each(&v).store(each.as_mut_ptr());
+        }
+    }
+
+    per_isa! {
+        unsafe fn turned(from: &[f32], to: &mut [f32]) = turned_body;
+    }
+
+    #[inline(always)]
+    unsafe fn turned_body<V: Lanes>(from: &[f32], to: &mut [f32]) {
+        // SAFETY: the slices have 256 floats.
+        unsafe {
+            let v = core::array::from_fn(|l| V::load(from.as_ptr().add(l * LANES)));
+            for (m, v) in V::transpose(&v).into_iter().enumerate() {
+                v.store(to.as_mut_ptr().add(m * LANES));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_become_columns() {
+        let from: Vec<f32> = (0..256).map(|i| i as f32).collect();
+        for isa in isas() {
+            let mut to = vec![0f32; 256];
+            // SAFETY: the instruction set is there.
+            unsafe { turned(isa, &from, &mut to) };
+            for (i, v) in to.iter().enumerate() {
+                assert_eq!(*v, from[i % 16 * 16 + i / 16], "{isa}");
+            }
         }
     }
 

@@ -70,6 +70,9 @@ impl Lanes for Portable {
     fn prefetch<T>(_: *const T) {}
 
     #[inline(always)]
+    fn fetch<T>(_: *const T) {}
+
+    #[inline(always)]
     fn add(self, o: Self) -> Self {
         Portable(from_fn(|l| self.0[l] + o.0[l]))
     }

@@ -179,7 +179,12 @@ impl List {
     }
 }
 
-/// One head's running result; `o` is the output row itself.
+/// Running results, at a page's start: then a store to one is never taken for the line of a row,
+/// which lies at a multiple of a page or of its half, that is loaded next.
+#[repr(C, align(4096))]
+struct Results<const H: usize>([[f32; HEAD_DIM_MAX]; H]);
+
+/// One head's running result.
 #[derive(Clone, Copy)]
 struct Head {
     q: *const f32,
@@ -209,33 +214,43 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
     first: usize,
 ) {
     let heads = (a.heads - first).min(H);
-    // Past the last head the first stands in, and its results go nowhere.
-    let mut nowhere = MaybeUninit::<[[f32; HEAD_DIM_MAX]; H]>::uninit();
-    let nowhere = nowhere.as_mut_ptr().cast::<f32>();
+    let mut results = MaybeUninit::<Results<H>>::uninit();
+    let results = results.as_mut_ptr().cast::<f32>();
     // SAFETY: the caller's contract.
     unsafe {
         let (position, table) = a.tables.of(row);
         let list = List::of(a, row, position);
         let scale = (1.0 / (a.dim as f64).sqrt()) as f32;
-        let mut state = [Head { q: a.q, o: nowhere, m: 0.0, l: 1.0 }; H];
+        let mut state = [Head { q: a.q, o: results, m: 0.0, l: 1.0 }; H];
         for (h, s) in state.iter_mut().enumerate() {
+            // Past the last head the first stands in, and its results are not used.
             let head = first + if h < heads { h } else { 0 };
-            let at = (row * a.heads + head) * a.dim;
-            s.q = a.q.add(at);
-            s.o = if h < heads { a.out.add(at) } else { nowhere.add(h * HEAD_DIM_MAX) };
+            s.q = a.q.add((row * a.heads + head) * a.dim);
+            s.o = results.add(h * a.dim);
             s.m = *a.sinks.add(head);
             for d in (0..a.dim).step_by(LANES) {
                 V::splat(0.0).store(s.o.add(d));
             }
         }
+        let out = a.out.add((row * a.heads + first) * a.dim);
         let total = list.window + list.compressed;
         let codec = a.window_rows.codec;
+        // Of a block's places past the last row, the last row again: they are only fetched.
+        let places = |start: usize| {
+            let mut places = [Row::Plain(core::ptr::null()); BLOCK];
+            for (i, place) in places.iter_mut().enumerate() {
+                *place = list.at(a, row, table, (start + i).min(total - 1));
+            }
+            places
+        };
         let mut decoded = [const { MaybeUninit::<f32>::uninit() }; BLOCK * HEAD_DIM_MAX];
+        let mut next = places(0);
         for start in (0..total).step_by(BLOCK) {
             let n = (total - start).min(BLOCK);
+            let now = next;
             let mut rows = [core::ptr::null::<f32>(); BLOCK];
-            for (i, r) in rows.iter_mut().enumerate().take(n) {
-                *r = match list.at(a, row, table, start + i) {
+            for (i, (r, place)) in rows.iter_mut().zip(now).enumerate().take(n) {
+                *r = match place {
                     Row::Plain(at) => at,
                     Row::Kept(at) if codec.is_plain() => at.cast(),
                     Row::Kept(at) => {
@@ -247,15 +262,27 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
                     }
                 };
             }
-            block::<V, H, N>(a.dim, scale, &rows[..n], &mut state);
+            // After the last block come the results, whose lines are asked for too.
+            let mut ahead: [*const f32; BLOCK] =
+                core::array::from_fn(|h| out.wrapping_add(h.min(heads - 1) * a.dim).cast_const());
+            if start + BLOCK < total {
+                next = places(start + BLOCK);
+                ahead = next.map(|place| match place {
+                    Row::Plain(at) => at,
+                    Row::Kept(at) => at.cast(),
+                });
+            }
+            let ahead = Ahead { rows: &ahead, asked: 0, none: rows[0] };
+            block::<V, H, N>(a.dim, scale, (&rows[..n], ahead), &mut state);
         }
         let turn = Turn::new(&a.rope, position, -1.0);
-        for h in &state[..heads] {
-            let inverse = V::splat(1.0 / h.l);
+        for (h, head) in state[..heads].iter().enumerate() {
+            let out = out.add(h * a.dim);
+            let inverse = V::splat(1.0 / head.l);
             for d in (0..a.dim).step_by(LANES) {
-                V::load(h.o.add(d)).mul(inverse).quiet().store(h.o.add(d));
+                V::load(head.o.add(d)).mul(inverse).quiet().store(out.add(d));
             }
-            turn.apply::<V>(h.o.add(a.dim - a.rope.rotary));
+            turn.apply::<V>(out.add(a.dim - a.rope.rotary));
         }
         debug_assert!(a.dim <= HEAD_DIM_MAX);
     }
@@ -265,69 +292,121 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
 #[repr(align(64))]
 struct Weights<const H: usize>([[f32; H]; BLOCK]);
 
+/// The rows of the next block, of which each few rows of this one ask for the next.
+struct Ahead<'a> {
+    rows: &'a [*const f32; BLOCK],
+    /// How many have been asked for.
+    asked: usize,
+    /// Asked for where there is no next block: near already.
+    none: *const f32,
+}
+
+impl Ahead<'_> {
+    /// Fewer heads pass over a block in fewer steps, and ask for more rows at once.
+    const fn rows_at_once(heads: usize) -> usize {
+        if heads < HEADS_MANY { 2 } else { 1 }
+    }
+
+    /// The next two; of which the second is not to be used where rows are asked for one by one.
+    #[inline(always)]
+    fn next(&mut self, heads: usize) -> [*const f32; 2] {
+        let at = self.asked;
+        self.asked += Self::rows_at_once(heads);
+        let row = |i: usize| self.rows.get(i).copied().unwrap_or(self.none);
+        [row(at), row(at + 1)]
+    }
+}
+
+/// Asks for a line of each.
+#[inline(always)]
+fn fetch<V: Lanes>(ahead: [*const f32; 2], heads: usize, channel: usize) {
+    V::fetch(ahead[0].wrapping_add(channel));
+    if Ahead::rows_at_once(heads) == 2 {
+        V::fetch(ahead[1].wrapping_add(channel));
+    }
+}
+
 /// Adds a block of rows to the running results.
+///
+/// Each of the two passes takes a few rows at a time and all channels of them, so that the block,
+/// which a core's nearest cache does not hold, is read from the next one in runs. Rows of the first
+/// pass lie apart: two in one page of memory are no run that a prefetcher sees.
 #[inline(always)]
 unsafe fn block<V: Lanes, const H: usize, const N: usize>(
     dim: usize,
     scale: f32,
-    rows: &[*const f32],
+    (rows, mut ahead): (&[*const f32], Ahead<'_>),
     heads: &mut [Head; H],
 ) {
     let mut p = Weights([[f32::NEG_INFINITY; H]; BLOCK]);
     let n = rows.len();
     // SAFETY: the caller's contract; weights of places past the rows are computed and not used.
     unsafe {
-        let whole = n / N * N;
-        for i in (0..whole).step_by(N) {
-            scores::<V, H, N>(dim, scale, &rows[i..], heads, &mut p.0[i..]);
+        let apart = n / N;
+        for i in 0..apart {
+            let places: [usize; N] = core::array::from_fn(|k| i + k * apart);
+            scores::<V, H, N>((dim, scale), rows, places, heads, &mut p, &mut ahead);
         }
-        for i in whole..n {
-            scores::<V, H, 1>(dim, scale, &rows[i..], heads, &mut p.0[i..]);
+        for i in apart * N..n {
+            scores::<V, H, 1>((dim, scale), rows, [i], heads, &mut p, &mut ahead);
         }
         let keep = weigh::<V, H>(&mut p, n, heads);
-        let step = N * LANES;
-        let whole = dim / step * step;
-        for d in (0..whole).step_by(step) {
-            add_rows::<V, H, N>(d, rows, &p.0, &keep, heads);
-        }
-        for d in (whole..dim).step_by(LANES) {
-            add_rows::<V, H, 1>(d, rows, &p.0, &keep, heads);
+        match V::ISA {
+            Isa::Avx512 => add_block::<V, H, 4, 4>(dim, rows, &mut ahead, &p.0, &keep, heads),
+            _ => add_block::<V, H, 2, 2>(dim, rows, &mut ahead, &p.0, &keep, heads),
         }
     }
 }
 
-/// Scores of the first `N` rows.
+/// `N` values from `at` on, as many as the compiler knows, so that what they are used in is written
+/// out and stays in registers.
+///
+/// # Safety
+/// There are so many.
+#[inline(always)]
+unsafe fn some<T: Copy, const N: usize>(values: &[T], at: usize) -> [T; N] {
+    debug_assert!(at + N <= values.len());
+    // SAFETY: the caller says so.
+    unsafe { values.as_ptr().add(at).cast::<[T; N]>().read() }
+}
+
+/// Scores of the `N` rows at these places.
 #[inline(always)]
 unsafe fn scores<V: Lanes, const H: usize, const N: usize>(
-    dim: usize,
-    scale: f32,
+    (dim, scale): (usize, f32),
     rows: &[*const f32],
+    places: [usize; N],
     heads: &[Head; H],
-    p: &mut [[f32; H]],
+    p: &mut Weights<H>,
+    ahead: &mut Ahead<'_>,
 ) {
     const { assert!(H * N <= LANES) };
-    // SAFETY: the caller's contract; there are `N` rows.
+    // SAFETY: the caller's contract.
     unsafe {
+        let q: [*const f32; H] = core::array::from_fn(|h| heads[h].q);
+        let rows = places.map(|i| rows[i]);
+        let ahead = ahead.next(H);
         let mut acc = [V::splat(0.0); LANES];
         for d in (0..dim).step_by(LANES) {
-            let mut k = [V::splat(0.0); N];
-            for (k, row) in k.iter_mut().zip(rows) {
-                *k = V::load(row.add(d));
-            }
-            for (h, head) in heads.iter().enumerate() {
-                let q = V::load(head.q.add(d));
-                for (i, k) in k.iter().enumerate() {
-                    acc[i * H + h] = q.fma(*k, acc[i * H + h]);
+            fetch::<V>(ahead, H, d);
+            let k: [V; N] = core::array::from_fn(|i| V::load(rows[i].add(d)));
+            for h in 0..H {
+                let q = V::load(q[h].add(d));
+                for i in 0..N {
+                    acc[i * H + h] = q.fma(k[i], acc[i * H + h]);
                 }
             }
         }
-        let p = p.as_flattened_mut();
+        let mut sums = [0f32; LANES];
         if H * N == LANES {
-            V::sum_each(&acc).mul(V::splat(scale)).store(p.as_mut_ptr());
+            V::sum_each(&acc).mul(V::splat(scale)).store(sums.as_mut_ptr());
         } else {
-            for (p, acc) in p.iter_mut().zip(&acc[..H * N]) {
-                *p = acc.sum() * scale;
+            for (sum, acc) in sums.iter_mut().zip(&acc[..H * N]) {
+                *sum = acc.sum() * scale;
             }
+        }
+        for (i, place) in places.into_iter().enumerate() {
+            p.0[place] = some(&sums, i * H);
         }
     }
 }
@@ -377,39 +456,64 @@ unsafe fn weigh<V: Lanes, const H: usize>(
     }
 }
 
-/// Adds weighted rows to `N` vectors of channels from `d` on.
+/// Adds a block of weighted rows, `R` rows to `G` heads at a time: their weights stay in registers
+/// while the channels pass by. Shapes speed, not bits: rows are added in order.
 #[inline(always)]
-unsafe fn add_rows<V: Lanes, const H: usize, const N: usize>(
-    d: usize,
+unsafe fn add_block<V: Lanes, const H: usize, const G: usize, const R: usize>(
+    dim: usize,
     rows: &[*const f32],
+    ahead: &mut Ahead<'_>,
     p: &[[f32; H]; BLOCK],
     keep: &[f32; H],
     heads: &[Head; H],
 ) {
+    const { assert!(H.is_multiple_of(G) && BLOCK.is_multiple_of(R)) };
     // SAFETY: the caller's contract.
     unsafe {
-        let mut acc = [[V::splat(0.0); N]; H];
-        for ((acc, head), keep) in acc.iter_mut().zip(heads).zip(keep) {
-            let keep = V::splat(*keep);
-            for (c, acc) in acc.iter_mut().enumerate() {
-                *acc = V::load(head.o.add(d + c * LANES)).mul(keep);
-            }
-        }
-        for (row, p) in rows.iter().zip(p) {
-            let mut v = [V::splat(0.0); N];
-            for (c, v) in v.iter_mut().enumerate() {
-                *v = V::load(row.add(d + c * LANES));
-            }
-            for (acc, p) in acc.iter_mut().zip(p) {
-                let p = V::splat(*p);
-                for (acc, v) in acc.iter_mut().zip(&v) {
-                    *acc = p.fma(*v, *acc);
+        let n = rows.len();
+        for first in (0..H).step_by(G) {
+            let o: [*mut f32; G] = core::array::from_fn(|g| heads[first + g].o);
+            let keep: [V; G] = core::array::from_fn(|g| V::splat(keep[first + g]));
+            for d in (0..dim).step_by(LANES) {
+                for (o, keep) in o.iter().zip(&keep) {
+                    V::load(o.add(d)).mul(*keep).store(o.add(d));
                 }
             }
+            let whole = n / R * R;
+            for i in (0..whole).step_by(R) {
+                let weights = core::array::from_fn(|r| some(&p[i + r], first));
+                add_rows::<V, H, G, R>(dim, &some(rows, i), &weights, &o, ahead.next(H));
+            }
+            for (row, p) in rows.iter().zip(p).skip(whole) {
+                let weights = [some(p, first)];
+                add_rows::<V, H, G, 1>(dim, &[*row], &weights, &o, ahead.next(H));
+            }
         }
-        for (acc, head) in acc.iter().zip(heads) {
-            for (c, acc) in acc.iter().enumerate() {
-                acc.store(head.o.add(d + c * LANES));
+    }
+}
+
+/// Adds `R` rows to `G` heads.
+#[inline(always)]
+unsafe fn add_rows<V: Lanes, const H: usize, const G: usize, const R: usize>(
+    dim: usize,
+    rows: &[*const f32; R],
+    weights: &[[f32; G]; R],
+    o: &[*mut f32; G],
+    ahead: [*const f32; 2],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let weights: [[V; G]; R] =
+            core::array::from_fn(|r| core::array::from_fn(|g| V::splat(weights[r][g])));
+        for d in (0..dim).step_by(LANES) {
+            fetch::<V>(ahead, H, d);
+            let v: [V; R] = core::array::from_fn(|r| V::load(rows[r].add(d)));
+            for g in 0..G {
+                let mut acc = V::load(o[g].add(d));
+                for r in 0..R {
+                    acc = weights[r][g].fma(v[r], acc);
+                }
+                acc.store(o[g].add(d));
             }
         }
     }

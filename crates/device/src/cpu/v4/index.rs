@@ -17,10 +17,13 @@ use super::paged::{PagedRows, Tables};
 pub const HEADS_MAX: usize = 64;
 /// Channels of all heads, at most, with heads rounded up to whole vectors.
 pub const WIDTH_MAX: usize = 8192;
-/// Compressed rows of one task, and where one token leaves threads idle otherwise; both shape
-/// speed, not bits.
-const ROWS_PER_TASK: usize = 256;
-const ROWS_PER_TASK_ALONE: usize = 128;
+/// Keys of a task where few tokens would leave threads idle otherwise, where there are many, and at
+/// least; all shape speed, not bits.
+const KEYS_FEW: usize = 128;
+const KEYS_MANY: usize = 1024;
+const KEYS_LEAST: usize = 64;
+/// Tokens that are many.
+const ROWS_MANY: u32 = 8;
 /// Scores whose keys a thread keeps while it selects.
 const PARTITION_MAX: usize = 2048;
 
@@ -80,12 +83,10 @@ unsafe impl Send for IndexTopK {}
 unsafe impl Sync for IndexTopK {}
 
 impl IndexScores {
-    fn rows_of_task(&self) -> usize {
-        if self.rows == 1 { ROWS_PER_TASK_ALONE } else { ROWS_PER_TASK }
-    }
-
+    /// Tasks of a token, an even number where threads would be idle.
     fn chunks(&self) -> u32 {
-        self.rows_max.div_ceil(self.rows_of_task()).max(1) as u32
+        let of_task = if self.rows < ROWS_MANY { KEYS_FEW } else { KEYS_MANY };
+        self.rows_max.div_ceil(of_task).max(1).next_power_of_two() as u32
     }
 
     /// Tasks to share among threads.
@@ -107,8 +108,10 @@ impl IndexScores {
         unsafe {
             let (position, _) = self.tables.of(row);
             let closed = ((position + 1) / self.keys.ratio).min(self.rows_max);
-            let from = chunk * self.rows_of_task();
-            let to = closed.min(from + self.rows_of_task());
+            let of_task = closed.div_ceil(self.chunks() as usize);
+            let of_task = of_task.next_multiple_of(4).max(KEYS_LEAST);
+            let from = chunk * of_task;
+            let to = closed.min(from + of_task);
             if closed > self.topk && from < to {
                 scores(self.isa, self, row, from, to);
             }
@@ -132,59 +135,134 @@ unsafe fn scores_body<V: Lanes>(a: &IndexScores, row: usize, from: usize, to: us
     let vectors = a.heads.div_ceil(LANES);
     // SAFETY: the caller's contract.
     unsafe {
-        match vectors {
-            1 => scores_of::<V, 1>(a, row, from, to),
-            2 => scores_of::<V, 2>(a, row, from, to),
-            3 => scores_of::<V, 3>(a, row, from, to),
-            _ => scores_of::<V, 4>(a, row, from, to),
+        match (V::ISA, vectors) {
+            (Isa::Avx512, 1) => scores_of::<V, 1, 8>(a, row, from, to),
+            (Isa::Avx512, 2) => scores_of::<V, 2, 8>(a, row, from, to),
+            (Isa::Avx512, 3) => scores_of::<V, 3, 4>(a, row, from, to),
+            (Isa::Avx512, _) => scores_of::<V, 4, 4>(a, row, from, to),
+            (_, 1) => scores_of::<V, 1, 4>(a, row, from, to),
+            (_, 2) => scores_of::<V, 2, 2>(a, row, from, to),
+            (_, 3) => scores_of::<V, 3, 1>(a, row, from, to),
+            _ => scores_of::<V, 4, 1>(a, row, from, to),
         }
     }
 }
 
+/// `N` vectors of heads; `K` keys share the loads of the queries, and their chains overlap.
 #[inline(always)]
-unsafe fn scores_of<V: Lanes, const N: usize>(a: &IndexScores, row: usize, from: usize, to: usize) {
-    let lanes = N * LANES;
+unsafe fn scores_of<V: Lanes, const N: usize, const K: usize>(
+    a: &IndexScores,
+    row: usize,
+    from: usize,
+    to: usize,
+) {
+    const { assert!(LANES.is_multiple_of(K)) };
     let mut turned =
         Turned { q: [const { MaybeUninit::uninit() }; WIDTH_MAX], weights: [0.0; HEADS_MAX] };
     let head_scale = (1.0 / (a.heads as f64).sqrt()) as f32;
     let dot_scale = (1.0 / (a.dim as f64).sqrt()) as f32;
     // SAFETY: the caller's contract; `lanes * dim` is at most WIDTH_MAX.
     unsafe {
-        let q = a.q.add(row * a.heads * a.dim);
-        let t = turned.q.as_mut_ptr().cast::<f32>();
-        for c in 0..a.dim {
-            for h in 0..lanes {
-                let v = if h < a.heads { *q.add(h * a.dim + c) } else { 0.0 };
-                *t.add(c * lanes + h) = v;
-            }
-        }
+        turn::<V, N>(a, row, turned.q.as_mut_ptr().cast::<f32>());
         for h in 0..a.heads {
             turned.weights[h] = *a.weights.add(row * a.heads + h) * head_scale;
         }
         let (_, table) = a.tables.of(row);
         let out = a.scores.add(row * a.rows_max);
-        let (zero, scale) = (V::splat(0.0), V::splat(dot_scale));
-        let mut decoded = [0f32; CHANNELS_MAX];
-        for i in from..to {
-            let mut key = a.keys.at(table, i).cast::<f32>();
-            if !a.keys.codec.is_plain() {
-                a.keys.codec.decode(key.cast(), decoded.as_mut_ptr());
-                key = decoded.as_ptr();
+        let plain = a.keys.codec.is_plain();
+        let mut decoded = [const { MaybeUninit::<f32>::uninit() }; LANES * CHANNELS_MAX];
+        let decoded = decoded.as_mut_ptr().cast::<f32>();
+        let place = |i: usize| a.keys.at(table, i.min(to - 1)).cast::<f32>();
+        for i in (from..to).step_by(LANES) {
+            let n = (to - i).min(LANES);
+            let mut totals = [V::splat(0.0); LANES];
+            for j in (0..n).step_by(K) {
+                let mut keys: [*const f32; K] = core::array::from_fn(|k| place(i + j + k));
+                let next: [*const f32; K] = core::array::from_fn(|k| place(i + j + K + k));
+                if !plain {
+                    for (k, key) in keys.iter_mut().enumerate() {
+                        let to = decoded.add(k * a.dim);
+                        // Written before it is read, so that reading it as f32 is sound.
+                        core::ptr::write_bytes(to, 0, a.dim);
+                        a.keys.codec.decode(key.cast(), to);
+                        *key = to;
+                    }
+                }
+                let q = turned.q.as_ptr().cast::<f32>();
+                let t = totals_of::<V, N, K>(a.dim, dot_scale, (keys, next), (q, &turned.weights));
+                totals[j..j + K].copy_from_slice(&t);
             }
-            let mut dots = [zero; N];
-            for c in 0..a.dim {
-                let k = V::splat(*key.add(c));
-                for (v, dot) in dots.iter_mut().enumerate() {
-                    *dot = k.fma(V::load(t.add(c * lanes + v * LANES)), *dot);
+            let sums = V::sum_each(&totals);
+            if n == LANES {
+                sums.store(out.add(i));
+            } else {
+                sums.store_part(out.add(i), n);
+            }
+        }
+    }
+}
+
+/// Turns a token's queries round: for each channel, all heads, and zeros for those that fill the
+/// last vector.
+#[inline(always)]
+unsafe fn turn<V: Lanes, const N: usize>(a: &IndexScores, row: usize, to: *mut f32) {
+    // SAFETY: the caller's contract; channels are whole vectors.
+    unsafe {
+        let q = a.q.add(row * a.heads * a.dim);
+        for v in 0..N {
+            for c in (0..a.dim).step_by(LANES) {
+                let mut block = [V::splat(0.0); LANES];
+                for (l, block) in block.iter_mut().enumerate() {
+                    let head = v * LANES + l;
+                    if head < a.heads {
+                        *block = V::load(q.add(head * a.dim + c));
+                    }
+                }
+                for (l, heads) in V::transpose(&block).into_iter().enumerate() {
+                    heads.store(to.add(((c + l) * N + v) * LANES));
                 }
             }
-            let mut total = zero;
-            for (v, dot) in dots.iter().enumerate() {
-                let weight = V::load(turned.weights.as_ptr().add(v * LANES));
-                total = weight.fma(dot.max(zero).mul(scale), total);
-            }
-            *out.add(i) = total.sum();
         }
+    }
+}
+
+/// The lanes of `K` scores; the next keys are fetched meanwhile.
+#[inline(always)]
+unsafe fn totals_of<V: Lanes, const N: usize, const K: usize>(
+    dim: usize,
+    dot_scale: f32,
+    (keys, next): ([*const f32; K], [*const f32; K]),
+    (q, weights): (*const f32, &[f32; HEADS_MAX]),
+) -> [V; K] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (zero, scale) = (V::splat(0.0), V::splat(dot_scale));
+        let mut dots = [[zero; N]; K];
+        for c in (0..dim).step_by(LANES) {
+            for next in next {
+                V::prefetch(next.wrapping_add(c));
+            }
+            for c in c..c + LANES {
+                let mut heads = [zero; N];
+                for (v, heads) in heads.iter_mut().enumerate() {
+                    *heads = V::load(q.add((c * N + v) * LANES));
+                }
+                for (key, dots) in keys.iter().zip(&mut dots) {
+                    let k = V::splat(*key.add(c));
+                    for (heads, dot) in heads.iter().zip(dots) {
+                        *dot = k.fma(*heads, *dot);
+                    }
+                }
+            }
+        }
+        let mut totals = [zero; K];
+        for (dots, total) in dots.iter().zip(&mut totals) {
+            for (v, dot) in dots.iter().enumerate() {
+                let weight = V::load(weights.as_ptr().add(v * LANES));
+                *total = weight.fma(dot.max(zero).mul(scale), *total);
+            }
+        }
+        totals
     }
 }
 
