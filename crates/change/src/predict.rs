@@ -196,6 +196,9 @@ fn memory(r: &Readback, after: &[u32], grounds: &Grounds) -> Memory {
              share its pool",
             r.buckets.len()
         );
+    } else if let Some(graph) = r.graph_bytes.filter(|_| fresh().next().is_none()) {
+        m.kept = Some(0);
+        m.method = format!("no new bucket: captures take the {graph} bytes that they take now");
     } else {
         m.method = "this server does not tell what its captures take".into();
     }

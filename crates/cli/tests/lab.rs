@@ -247,6 +247,39 @@ fn the_gate_says_which_change_removes_what_a_crowd_alone_meets() {
     assert!(!evidence.is_empty(), "{report:#}");
 }
 
+/// Tokens change and no rule of an answer's form is broken: what tells is that the server said
+/// something else alone, and from which of its own tokens on.
+#[test]
+fn an_answer_that_only_differs_is_told_by_its_first_token() {
+    let recall = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recall"));
+    let flags = [
+        ["--lab-drill", "arena-reuse-by-issue-order", "--lab-audit", "off"],
+        ["--graph-max-bs", "4", "--max-running-requests", "4"],
+    ];
+    let (child, ready) = serving::serve("divergent", recall, "256MiB", &flags.concat());
+    let server = Serving { child, ready };
+    let out = Command::new(lockstep())
+        .args(["check", server.url(), "--json", "--accept-partial-coverage", "--kinds", "report"])
+        .args(["--sessions", "4", "--rounds", "1", "--context", "160", "--max-tokens", "60"])
+        .current_dir(temp_dir("divergent-out"))
+        .output()
+        .unwrap();
+    let report: Value =
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+    assert_eq!(out.status.code(), Some(1), "{report:#}");
+    let evidence = report["evidence"].as_array().unwrap();
+    let divergent: Vec<&Value> = evidence.iter().filter(|e| e["class"] == "divergent").collect();
+    assert!(divergent.len() >= 4, "{report:#}");
+    for answer in divergent {
+        let token = &answer["first_token"];
+        assert!(token["at"].is_u64() && token["alone"] != token["found"], "{answer}");
+        let words = answer["verdict"].as_str().unwrap();
+        for id in [&token["alone"], &token["found"]].into_iter().filter_map(Value::as_u64) {
+            assert!(words.contains(&format!("{id}")), "{words}: {token}");
+        }
+    }
+}
+
 fn serve(flags: &[&str]) -> Output {
     let run =
         Command::new(lockstep()).arg("serve").args(flags).current_dir(temp_dir("flags")).output();

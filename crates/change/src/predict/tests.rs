@@ -128,6 +128,18 @@ fn memory_under_the_reserve_stops_the_change() {
     assert!(predict(&target, &story(), &wishes, &grounds).blockers().is_empty());
 }
 
+/// vLLM's limit was raised below captures that stay as they are: their size was known, and "does not
+/// tell" was said.
+#[test]
+fn captures_that_stay_take_what_they_take() {
+    let mut r = Readback::none(Kind::Vllm);
+    r.settings.insert("max-num-seqs".into(), InForce { value: "32".into(), source: None });
+    (r.buckets, r.graph_bytes) = (vec![1, 2, 4, 8, 16, 24, 32], Some(96_636_764));
+    let p = predict(&by_script(), &r, &[wish("max-num-seqs", "64")], &Grounds::default());
+    assert_eq!((p.memory.kept, p.new_buckets()), (Some(0), vec![]), "{}", p.memory.method);
+    assert!(p.memory.method.contains("96636764"), "{}", p.memory.method);
+}
+
 #[test]
 fn the_past_is_told() {
     assert_eq!(past_error(&[(300, 100), (90, 100)]), "off by at most +200% in 2 earlier changes");

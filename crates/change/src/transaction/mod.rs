@@ -15,7 +15,7 @@ use crate::backup::Backup;
 use crate::fault::ChangeError;
 use crate::journal::{Journal, sync_folder};
 use crate::predict::Wish;
-use crate::target::Target;
+use crate::target::{Kind, Target};
 use crate::web::Web;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -112,9 +112,10 @@ pub(crate) fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), 
     sync_folder(folder)
 }
 
-/// Bytes of memory that are free on this machine, where the server is on it.
+/// Bytes of memory that are free on this machine, where the server is on it and has its KV and its
+/// captures there: SGLang and vLLM have them on a GPU.
 pub fn free_bytes(target: &Target) -> Option<u64> {
-    if !is_here(&target.url) {
+    if !is_here(&target.url) || matches!(target.kind, Kind::Sglang | Kind::Vllm) {
         return None;
     }
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -125,8 +126,17 @@ pub fn free_bytes(target: &Target) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::write_file;
+    use super::{free_bytes, write_file};
+    use crate::target::{Kind, Target};
     use crate::testing::folder;
+
+    /// The host's 126 GB once stood as what was left for a vLLM's captures on a GPU.
+    #[test]
+    fn memory_of_the_host_is_none_of_a_gpu_s() {
+        let of = |kind| free_bytes(&Target { kind, ..Target::direct("http://127.0.0.1:1") });
+        assert!(of(Kind::LlamaCpp) > Some(0) && of(Kind::Lockstep) > Some(0));
+        assert_eq!((of(Kind::Vllm), of(Kind::Sglang)), (None, None));
+    }
 
     /// A full disk once left a page of 0 bytes where a whole one had been.
     #[test]
