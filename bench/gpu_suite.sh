@@ -7,6 +7,7 @@
 #
 # ARGS: --only products,right,quantised,bits,lanes,kernels,endurance,speed,served
 #       --shapes qwen3-0.6b,qwen3-8b   --rows 1,8,32,64,96
+#       --peer FILES                   what the peer's script wrote in the same run, for speed
 #       --model FILE                   a real model: chats over HTTP, answers beside the CPU device
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -1,7 +1,9 @@
 //! The suite of a machine with a GPU: right answers, equal bits, speed. Prints a short table last.
 //!
-//! `gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] [--model FILE] [--lockstep FILE]`
-//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,speed,served`.
+//! `gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] [--model FILE] [--lockstep FILE]
+//! [--peer FILES]`
+//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,speed,served`; FILES are what
+//! the peer's script wrote in the same run, which `speed` then prints beside its own.
 #![allow(clippy::print_stdout)]
 
 #[path = "gpu_suite/bed.rs"]
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
     let Some(fixtures) = args.first().map(PathBuf::from) else {
         eprintln!(
             "usage: gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] \
-             [--model FILE] [--lockstep FILE]"
+             [--model FILE] [--lockstep FILE] [--peer FILES]"
         );
         return ExitCode::from(2);
     };
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
     let beside = || std::env::current_exe().ok().map(|exe| exe.with_file_name("lockstep"));
     let binary = file("--lockstep").or_else(beside).unwrap_or_else(|| "lockstep".into());
     let shapes = option("--shapes", "qwen3-0.6b");
+    let peer = speed::Peer::new(&option("--peer", ""));
     let rows: Vec<usize> =
         option("--rows", "1,8,32,64,96").iter().filter_map(|r| r.parse().ok()).collect();
     let mut table = Table::default();
@@ -101,7 +104,7 @@ fn main() -> ExitCode {
                 served::run(&binary, real.as_deref(), shape, &mut table);
             }
             "endurance" => endurance::run(&fixtures, &mut table),
-            "speed" => shapes.iter().for_each(|s| speed::run(s, &rows, &mut table)),
+            "speed" => shapes.iter().for_each(|s| speed::run(s, &rows, &peer, &mut table)),
             other => table.verdict(false, format!("there is no part {other}")),
         }
     }

@@ -13,3 +13,15 @@ GEMM(gemm_wgmma_n128, 128, 6, 1, false, false)
 GEMM(gemm_wgmma_n256, 256, 4, 1, false, false)
 // Many tokens: a block takes all slices of its outputs, one after the other.
 GEMM(gemm_wgmma_seq_n128, 128, 6, 1, true, false)
+// Three warpgroups of sums; a block has a multiprocessor to itself.
+GEMM_OF(gemm_wgmma_wide_n8, 8, 8, 3, 1, 2, false, false)
+GEMM_OF(gemm_wgmma_wide_n16, 16, 8, 3, 1, 2, false, false)
+GEMM_OF(gemm_wgmma_wide_n32, 32, 7, 3, 1, 2, false, false)
+GEMM_OF(gemm_wgmma_wide_n48, 48, 7, 3, 1, 1, false, false)
+GEMM_OF(gemm_wgmma_wide_n64, 64, 6, 3, 1, 1, false, false)
+GEMM_OF(gemm_wgmma_wide_n96, 96, 5, 3, 1, 1, false, false)
+GEMM_OF(gemm_wgmma_wide_n192, 192, 4, 3, 1, 1, false, false)
+// Two slices of 64 features side by side, a warpgroup each.
+GEMM_OF(gemm_wgmma_pair_n8, 8, 7, 2, 2, 2, false, false)
+GEMM_OF(gemm_wgmma_pair_n16, 16, 6, 2, 2, 2, false, false)
+GEMM_OF(gemm_wgmma_pair_n32, 32, 5, 2, 2, 2, false, false)

@@ -28,12 +28,14 @@ struct WgmmaArgs {
     GemmPart part[3];
     uint32_t parts, rows, out_stride, epilogue;
     uint32_t k_tiles, stages, s_out, s_seq;
-    uint32_t token_tiles, pad;
+    uint32_t token_tiles;
+    uint32_t late;  // the next kernel starts after the last load has landed, not after it was asked for
 };
 
-constexpr int CONSUMERS = 256, THREADS = CONSUMERS + 128;
-constexpr uint32_t TILES = 8, W_BYTES = TILES * 2048;
-constexpr uint32_t RED_STRIDE = 128 + 4;
+// Consumer threads, tiles of 16 features and bytes of weights of a stage of a block of WGS warpgroups.
+__host__ __device__ constexpr int consumers(int wgs) { return wgs * 128; }
+__host__ __device__ constexpr uint32_t tiles_of(int wgs) { return wgs * 4; }
+__host__ __device__ constexpr uint32_t weight_bytes(int wgs) { return tiles_of(wgs) * 2048; }
 
 __device__ __forceinline__ void barrier_init(uint32_t at, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count));
@@ -63,8 +65,8 @@ __device__ __forceinline__ void copy_tokens(uint32_t to, const void* map, uint32
 
 // Stages of one block: weights and tokens of each, and behind them all a barrier that says it is
 // full (weights and tokens announce themselves one by one) and one that says it is free.
-template <int BT, int STAGES> struct Ring {
-    static constexpr uint32_t X_BYTES = BT * 128, BYTES = W_BYTES + X_BYTES;
+template <int BT, int STAGES, int WGS, int SIDE> struct Ring {
+    static constexpr uint32_t X_BYTES = SIDE * BT * 128, W_BYTES = weight_bytes(WGS), BYTES = W_BYTES + X_BYTES;
     uint32_t base;
     __device__ uint32_t weights(uint32_t s) const { return base + s * BYTES; }
     __device__ uint32_t tokens(uint32_t s) const { return base + s * BYTES + W_BYTES; }
@@ -73,12 +75,14 @@ template <int BT, int STAGES> struct Ring {
 };
 
 // Part and tile of row of tiles `i` of a block.
+template <uint32_t TILES>
 __device__ __forceinline__ uint32_t part_of(const WgmmaArgs& p, uint32_t unit, uint32_t i, uint32_t& tile) {
+    constexpr uint32_t HALF = TILES / 2;
     uint32_t part = 0;
     tile = unit * TILES + i;
     if (p.epilogue == SWIGLU) {
-        tile = unit * (TILES / 2) + i % 4;
-        part = i / 4 % 2;
+        tile = unit * HALF + i % HALF;
+        part = i / HALF % 2;
     } else {
         while (part + 1 < p.parts && tile >= p.part[part].tiles) tile -= p.part[part++].tiles;
     }
@@ -86,13 +90,15 @@ __device__ __forceinline__ uint32_t part_of(const WgmmaArgs& p, uint32_t unit, u
     return part;
 }
 
-// The warp that feeds the ring. Lane r < 8 copies tile r of the block's rows of tiles.
-template <int BT, int STAGES, bool QUANT>
-__device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGES>& ring, uint32_t unit,
+// The warp that feeds the ring. Lane r copies tile r of the block's rows of tiles.
+template <int BT, int STAGES, int WGS, int SIDE, bool QUANT>
+__device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGES, WGS, SIDE>& ring, uint32_t unit,
                                         uint32_t token0, uint32_t stage0, uint32_t count) {
+    constexpr uint32_t TILES = tiles_of(WGS), FEATURES = TILES / SIDE, W_BYTES = weight_bytes(WGS);
     const uint32_t lane = threadIdx.x % 32;
     uint32_t tile;
-    const uint32_t part = part_of(p, unit, lane, tile);
+    const uint32_t part = part_of<FEATURES>(p, unit, lane % FEATURES, tile);
+    stage0 += lane / FEATURES % SIDE * count;
     uint32_t bytes = 2048, all = W_BYTES;
     if constexpr (QUANT) {
         bytes = wide_tile_bytes(p.part[part].format);
@@ -114,8 +120,10 @@ __device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGE
     auto ask_tokens = [&](uint32_t i) {
         const uint32_t s = i % STAGES;
         if (lane == 0) {
-            barrier_expect(ring.full(s), Ring<BT, STAGES>::X_BYTES);
-            copy_tokens(ring.tokens(s), p.x_map, (stage0 + i) * 64, token0, ring.full(s));
+            barrier_expect(ring.full(s), Ring<BT, STAGES, WGS, SIDE>::X_BYTES);
+#pragma unroll
+            for (int slice = 0; slice < SIDE; slice++)
+                copy_tokens(ring.tokens(s) + slice * BT * 128, p.x_map, (stage0 + slice * count + i) * 64, token0, ring.full(s));
         }
     };
     const uint32_t early = min(count, (uint32_t)STAGES), live = min(*p.live, p.rows);
@@ -137,19 +145,20 @@ __device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGE
     }
     // Not before: blocks that wait for this kernel would take the place of its own, and where there
     // are few tokens, what they ask for early would keep its last weights.
-    if (BT <= 32 && count > STAGES) barrier_wait(ring.full((count - 1) % STAGES), (count - 1) / STAGES & 1);
+    if (p.late && count > STAGES) barrier_wait(ring.full((count - 1) % STAGES), (count - 1) / STAGES & 1);
     let_next_start();
 }
 
 // The sums of this thread's features and tokens over all stages.
-template <int BT, int STAGES, bool SEQ, bool QUANT>
-__device__ __forceinline__ void consume(const Ring<BT, STAGES>& ring, uint32_t per_slice, uint32_t count,
+template <int BT, int STAGES, int WGS, int SIDE, bool SEQ, bool QUANT>
+__device__ __forceinline__ void consume(const Ring<BT, STAGES, WGS, SIDE>& ring, uint32_t per_slice, uint32_t count,
                                         uint32_t format, float (&sum)[BT / 2]) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t mine = warp * 2048 + lane * 16;
+    const uint32_t of_slice = SIDE > 1 ? warp / (WGS * 4 / SIDE) * (BT * 128) : 0;
     constexpr uint64_t SWIZZLED = 1ull << 62 | 64ull << 32 | 1ull << 16;
     // Weights of the next stage come to registers while this one's are multiplied, where both fit.
-    constexpr int AHEAD = BT == 96 ? 1 : 2;
+    constexpr int AHEAD = (BT == 96 && WGS == 2) || (BT == 32 && WGS == 3) || BT == 192 ? 1 : 2;
     uint4 a[AHEAD][4];
     uint32_t in_slice = 0;
     bool first_slice = true;
@@ -171,7 +180,7 @@ __device__ __forceinline__ void consume(const Ring<BT, STAGES>& ring, uint32_t p
     auto run = [&](float (&acc)[BT / 2]) {
         auto stage = [&](uint32_t i, uint4 (&now)[4], uint4 (&next)[4]) {
             const uint32_t s = i % STAGES;
-            const uint64_t b = SWIZZLED | (ring.tokens(s) & 0x3ffff) >> 4;
+            const uint64_t b = SWIZZLED | ((ring.tokens(s) + of_slice) & 0x3ffff) >> 4;
             if constexpr (AHEAD == 1) load(i, now);
             wgmma_fence();
 #pragma unroll
@@ -204,10 +213,13 @@ __device__ __forceinline__ void consume(const Ring<BT, STAGES>& ring, uint32_t p
     }
 }
 
-template <int BT, int STAGES, int BLOCKS, bool SEQ, bool QUANT>
+template <int BT, int STAGES, int WGS, int SIDE, int BLOCKS, bool SEQ, bool QUANT>
 __device__ __forceinline__ void wgmma_body(const WgmmaArgs& p) {
+    constexpr int CONSUMERS = consumers(WGS);
+    // Tiles of features, and bytes of the sums of a slice.
+    constexpr uint32_t TILES = tiles_of(WGS) / SIDE, RED_STRIDE = TILES * 16 + 4, SLICE_BYTES = BT * RED_STRIDE * 4;
     extern __shared__ __align__(1024) unsigned char shared[];
-    const Ring<BT, STAGES> ring = {(uint32_t)__cvta_generic_to_shared(shared)};
+    const Ring<BT, STAGES, WGS, SIDE> ring = {(uint32_t)__cvta_generic_to_shared(shared)};
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t rank = blockIdx.x % p.s_out, group = blockIdx.x / p.s_out;
     const uint32_t token0 = group % p.token_tiles * BT, unit = group / p.token_tiles;
@@ -224,10 +236,11 @@ __device__ __forceinline__ void wgmma_body(const WgmmaArgs& p) {
     __syncthreads();
     if (warp >= CONSUMERS / 32) {
         // Registers that feeding does not need go to the sums: all warps together have what the
-        // launch gave them, 384 times 168 or 80, and an increase waits for ever for more.
-        if constexpr (BLOCKS == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        // launch gave them (two warpgroups of sums: 384 times 168 or 80, three: 512 times 128 or 64),
+        // and an increase waits for ever for more.
+        if constexpr (BLOCKS == 1 || WGS == 3) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (warp == CONSUMERS / 32) produce<BT, STAGES, QUANT>(p, ring, unit, token0, rank * count, count);
+        if (warp == CONSUMERS / 32) produce<BT, STAGES, WGS, SIDE, QUANT>(p, ring, unit, token0, rank * SIDE * count, count);
         __syncwarp();
         if (token0 >= live) return;
         if (clustered) {
@@ -235,18 +248,20 @@ __device__ __forceinline__ void wgmma_body(const WgmmaArgs& p) {
             cluster_barrier();
         }
     } else {
-        if constexpr (BLOCKS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if constexpr (WGS == 3 && BLOCKS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        else if constexpr (WGS == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 72;");
+        else if constexpr (BLOCKS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
         wait_for_previous();
         if (token0 >= live) return;  // all blocks of a cluster alike
         const uint32_t rows = min(live - token0, (uint32_t)BT);
         float sum[BT / 2];
         uint32_t tile, format = BF16;
-        if constexpr (QUANT) format = p.part[part_of(p, unit, warp, tile)].format;
-        consume<BT, STAGES, SEQ, QUANT>(ring, p.stages, count, format, sum);
-        // Both warpgroups are done with the ring: sums take its place, [token][feature].
-        asm volatile("bar.sync 1, 256;" ::: "memory");
-        float* mine = (float*)shared + lane % 4 * 2 * RED_STRIDE + warp * 16 + lane / 4;
+        if constexpr (QUANT) format = p.part[part_of<TILES>(p, unit, warp, tile)].format;
+        consume<BT, STAGES, WGS, SIDE, SEQ, QUANT>(ring, p.stages, count, format, sum);
+        // All warpgroups are done with the ring: sums take its place, [slice][token][feature].
+        asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory");
+        float* mine = (float*)shared + warp / TILES * (SLICE_BYTES / 4) + lane % 4 * 2 * RED_STRIDE + warp % TILES * 16 + lane / 4;
 #pragma unroll
         for (int j = 0; j < BT / 8; j++) {
             mine[j * 8 * RED_STRIDE] = sum[j * 4];
@@ -254,18 +269,19 @@ __device__ __forceinline__ void wgmma_body(const WgmmaArgs& p) {
             mine[j * 8 * RED_STRIDE + 8] = sum[j * 4 + 2];
             mine[(j * 8 + 1) * RED_STRIDE + 8] = sum[j * 4 + 3];
         }
-        if (clustered) cluster_barrier(); else asm volatile("bar.sync 1, 256;" ::: "memory");
+        if (clustered) cluster_barrier(); else asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory");
         const bool gated = p.epilogue == SWIGLU;
         // Four features a thread.
-        const uint32_t quads_log = gated ? 4 : 5;
-        for (uint32_t e = rank * CONSUMERS + threadIdx.x; e < rows << quads_log; e += p.s_out * CONSUMERS) {
-            const uint32_t token = e >> quads_log, f = (e & ((1u << quads_log) - 1)) * 4;
+        const uint32_t quads = gated ? TILES * 2 : TILES * 4, slices = p.s_out * SIDE;
+        for (uint32_t e = rank * CONSUMERS + threadIdx.x; e < rows * quads; e += p.s_out * CONSUMERS) {
+            // Divisions by constants.
+            const uint32_t token = gated ? e / (TILES * 2) : e / (TILES * 4), f = (e - token * quads) * 4;
             const uint32_t at = ring.base + (token * RED_STRIDE + f) * 4;
-            const float4 y = all_slices(p.s_out, at, 0, 1, clustered);
+            const float4 y = all_slices(slices, at, SLICE_BYTES, SIDE, clustered);
             const size_t row = (size_t)(token0 + token) * p.out_stride;
             if (gated) {
-                const float4 up = all_slices(p.s_out, at + 256, 0, 1, clustered);
-                const uint32_t n = unit * 64 + f;
+                const float4 up = all_slices(slices, at + TILES * 32, SLICE_BYTES, SIDE, clustered);
+                const uint32_t n = unit * (TILES * 8) + f;
                 if (n < p.part[0].n) put_gated(p.out, row + n, y, up);
             } else {
                 put_sums(p.part, p.parts, p.epilogue, (float*)p.out + row, unit * TILES + f / 16, f % 16, y);
@@ -276,7 +292,9 @@ __device__ __forceinline__ void wgmma_body(const WgmmaArgs& p) {
     }
 }
 
-#define GEMM(NAME, BT, STAGES, BLOCKS, SEQ, QUANT)                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ WgmmaArgs p) { \
-        wgmma_body<BT, STAGES, BLOCKS, SEQ, QUANT>(p);                                                   \
+#define GEMM_OF(NAME, BT, STAGES, WGS, SIDE, BLOCKS, SEQ, QUANT)                       \
+    extern "C" __global__ void __launch_bounds__(consumers(WGS) + 128, BLOCKS)         \
+        NAME(const __grid_constant__ WgmmaArgs p) {                                    \
+        wgmma_body<BT, STAGES, WGS, SIDE, BLOCKS, SEQ, QUANT>(p);                      \
     }
+#define GEMM(NAME, BT, STAGES, BLOCKS, SEQ, QUANT) GEMM_OF(NAME, BT, STAGES, 2, 1, BLOCKS, SEQ, QUANT)

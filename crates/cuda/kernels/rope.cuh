@@ -17,7 +17,7 @@ template <int N> struct RopeTables {
         for (int j = 0; j < N; j++) {
             const uint32_t d = lane + 32 * j;
             if (weight && d < p.head_dim) scale[j] = weight[d];
-            if (turn && d < p.rotary_dim) cs[j] = *(const float2*)(turn + 2 * (p.adjacent ? d / 2 : d % half));
+            if (turn && d < p.rotary_dim) cs[j] = *(const float2*)(turn + 2 * (p.adjacent ? d / 2 : d < half ? d : d - half));
         }
     }
 };
@@ -48,7 +48,7 @@ __device__ __forceinline__ void turn_head(float (&v)[N], const RopeShape& p, con
     for (int j = 0; j < N; j++) {
         const uint32_t d = lane + 32 * j;
         if (d < p.rotary_dim) {
-            const uint32_t partner = p.adjacent ? d ^ 1 : (d + half) % p.rotary_dim;
+            const uint32_t partner = p.adjacent ? d ^ 1 : d < half ? d + half : d - half;
             const bool first = p.adjacent ? d % 2 == 0 : d < half;
             const float sine = __fmul_rn(mine[partner], first ? -t.cs[j].y : t.cs[j].y);
             v[j] = __fmaf_rn(v[j], t.cs[j].x, sine);

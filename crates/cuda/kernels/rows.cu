@@ -1,4 +1,4 @@
-// registers: 64
+// registers: 88
 // The small ops of a step, a block or a warp a row. Their definitions are those of the CPU device's
 // modules of the same names, but for the order of sums, which is stated here.
 #include "quantised.cuh"
@@ -186,44 +186,67 @@ template <> __device__ __forceinline__ void put_kv<__half>(void* pages, size_t a
     ((__half*)pages)[at] = __float2half_rn(v);
 }
 
-// A warp a head of q, k or v. The norm's sum: lane l over the channels l + 32 j in order, then the
-// warp's tree.
-extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_constant__ RopeArgs p) {
+// A warp a head of q, k or v, one after the other where rows are many. The norm's sum: lane l over the
+// channels l + 32 j in order, then the warp's tree.
+template <int N> __device__ __forceinline__ void rope_row(const RopeArgs& p) {
     let_next_start();
-    __shared__ float heads[4][256];
-    const uint32_t row = blockIdx.x, lane = threadIdx.x % 32;
-    const uint32_t h = blockIdx.y * 4 + threadIdx.x / 32;
-    if (h >= p.heads + 2 * p.kv_heads) return;
+    __shared__ float heads[4][N * 32];
+    const uint32_t row = blockIdx.x, lane = threadIdx.x % 32, all = p.heads + 2 * p.kv_heads;
+    uint32_t h = blockIdx.y * 4 + threadIdx.x / 32;
+    if (h >= all) return;
     // Rows past the live ones are read, since their bytes are there, and not written.
     const uint32_t live = *p.live, position = p.positions[row], slot = p.write_slots[row];
     float* mine = heads[threadIdx.x / 32];
-    float* x = p.qkv + ((size_t)row * (p.heads + 2 * p.kv_heads) + h) * p.head_dim;
-    const bool is_q = h < p.heads, is_v = h >= p.heads + p.kv_heads;
-    const float* weight = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
-    const float* turn = p.table + (size_t)position * p.rotary_dim;
     const RopeShape shape = {p.head_dim, p.rotary_dim, p.adjacent, p.eps};
-    RopeTables<8> tables;
-    tables.load(shape, weight, is_v ? nullptr : turn, lane);
+    RopeTables<N> tables;
+    auto weight_of = [&](uint32_t of) { return of < p.heads ? p.q_norm : of < p.heads + p.kv_heads ? p.k_norm : nullptr; };
+    const float* weight = weight_of(h);
+    tables.load(shape, weight, p.table + (size_t)position * p.rotary_dim, lane);
     wait_for_previous();
-    float v[8];
+    float* of_row = p.qkv + (size_t)row * all * p.head_dim;
+    float v[N], next[N];
+    auto load = [&](float (&to)[N], uint32_t of) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = lane + 32 * j < p.head_dim ? x[lane + 32 * j] : 0.0f;
+        for (int j = 0; j < N; j++)
+            to[j] = of < all && lane + 32 * j < p.head_dim ? of_row[of * p.head_dim + lane + 32 * j] : 0.0f;
+    };
+    load(v, h);
     if (row >= live) return;
-    if (weight) norm_head(v, shape, tables, lane);
-    if (!is_v) turn_head(v, shape, tables, mine, lane);
-    const uint32_t kv_head = is_v ? h - p.heads - p.kv_heads : h - p.heads;
-    const size_t at = (((size_t)(slot / 32) * p.kv_heads + kv_head) * 32 + slot % 32) * p.head_dim;
+    const uint32_t step = gridDim.y * 4;
+    for (; h < all; h += step) {
+        load(next, h + step);
+        const bool is_q = h < p.heads, is_v = h >= p.heads + p.kv_heads;
+        if (weight_of(h) != weight) {
+            weight = weight_of(h);
+            tables.load(shape, weight, nullptr, lane);
+        }
+        if (weight) norm_head(v, shape, tables, lane);
+        if (!is_v) turn_head(v, shape, tables, mine, lane);
+        __syncwarp();
+        const uint32_t kv_head = is_v ? h - p.heads - p.kv_heads : h - p.heads;
+        const size_t at = (((size_t)(slot / 32) * p.kv_heads + kv_head) * 32 + slot % 32) * p.head_dim;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const uint32_t d = lane + 32 * j;
-        if (d >= p.head_dim) continue;
-        if (is_q) {
-            x[d] = v[j];
-        } else {
-            void* pages = is_v ? p.v_pages : p.k_pages;
-            if (p.kv_f16) put_kv<__half>(pages, at + d, v[j]); else put_kv<float>(pages, at + d, v[j]);
+        for (int j = 0; j < N; j++) {
+            const uint32_t d = lane + 32 * j;
+            if (d < p.head_dim) {
+                if (is_q) {
+                    of_row[h * p.head_dim + d] = v[j];
+                } else {
+                    void* pages = is_v ? p.v_pages : p.k_pages;
+                    if (p.kv_f16) put_kv<__half>(pages, at + d, v[j]); else put_kv<float>(pages, at + d, v[j]);
+                }
+            }
+            v[j] = next[j];
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(128) rope_kv_write(const __grid_constant__ RopeArgs p) {
+    rope_row<8>(p);
+}
+// Heads of up to 128 channels.
+extern "C" __global__ void __launch_bounds__(128) rope_kv_write_128(const __grid_constant__ RopeArgs p) {
+    rope_row<4>(p);
 }
 
 struct PackArgs {

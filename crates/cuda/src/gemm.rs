@@ -40,6 +40,20 @@ struct Product {
 impl Resolver<'_> {
     /// Resolves a GEMM.
     pub(crate) fn gemm(&self, g: &Gemm) -> Result<Launch, DeviceError> {
+        let product = self.product(g)?;
+        if self.on_wgmma(g) {
+            return self.wgmma(g, &product);
+        }
+        assert!(!product.quantised, "matrices that stay quantised have a wgmma kernel");
+        Ok(self.mma(g, &product))
+    }
+
+    /// Whether a GEMM is one of `gemm_wgmma.cu`.
+    pub(crate) fn on_wgmma(&self, g: &Gemm) -> bool {
+        self.kernels.wgmma && g.k.is_multiple_of(WGMMA_STAGE)
+    }
+
+    fn product(&self, g: &Gemm) -> Result<Product, DeviceError> {
         assert!(g.parts.len() <= 3, "a GEMM of {} parts", g.parts.len());
         let gated = g.epilogue == Epilogue::SwiGluQuantised;
         let epilogue = match g.epilogue {
@@ -63,39 +77,38 @@ impl Resolver<'_> {
         let tiles: u32 = part.iter().map(|p| p.tiles).sum();
         let units = if gated { part[0].tiles } else { tiles };
         let (rows, parts) = (self.rows(g.axis), g.parts.len() as u32);
-        let product = Product { part, parts, rows, epilogue, gated, units, quantised };
-        if self.kernels.wgmma && g.k.is_multiple_of(WGMMA_STAGE) {
-            self.wgmma(g, &product)
-        } else {
-            assert!(!quantised, "matrices that stay quantised have a wgmma kernel");
-            Ok(self.mma(g, &product))
-        }
+        Ok(Product { part, parts, rows, epilogue, gated, units, quantised })
     }
 
     fn wgmma(&self, g: &Gemm, product: &Product) -> Result<Launch, DeviceError> {
-        let tiles = product.units.div_ceil(WGMMA_TILES / (1 + u32::from(product.gated)));
-        let slices = wgmma_slices(tiles, g.k);
-        let t = WgmmaTiling::of(product.rows, tiles, slices);
+        let Product { rows, gated, quantised, .. } = *product;
+        let per_unit = 1 + u32::from(gated);
+        let slices = wgmma_slices(product.units.div_ceil(WGMMA_TILES / per_unit), g.k);
+        let tiles = product.units * per_unit;
+        let t = WgmmaTiling::of(Work { rows, tiles, k: g.k, slices, gated, quantised });
         let x = self.at.at(g.xq.expect(BF16_ROWS));
+        let tiles = product.units.div_ceil(t.tiles() / per_unit);
         let args = WgmmaArgs {
-            x_map: TokenMap::new(x, product.rows, g.k, t.tokens)?.0,
+            x_map: TokenMap::new(x, rows, g.k, t.tokens)?.0,
             live: self.live(g.axis),
             out: self.at.at(g.out),
             part: product.part,
             parts: product.parts,
-            rows: product.rows,
+            rows,
             out_stride: g.out_cols,
             epilogue: product.epilogue,
             k_tiles: g.k / 16,
             stages: g.k / WGMMA_STAGE / slices,
             s_out: t.s_out,
-            s_seq: slices / t.s_out,
-            token_tiles: t.token_tiles,
-            pad: [0; 11],
+            s_seq: slices / t.s_out / t.side(),
+            token_tiles: if t.form == Form::Many { tiles } else { t.token_tiles },
+            late: u32::from(t.late()),
+            pad: [0; 10],
         };
-        let grid = (tiles * t.token_tiles * t.s_out, 1);
-        let kernel = t.kernel(product.quantised);
-        let shape = self.shape(&kernel, grid, 384, t.shared_bytes());
+        let blocks = tiles * t.token_tiles * t.s_out;
+        let grid = (if t.form == Form::Many { blocks.min(MULTIPROCESSORS) } else { blocks }, 1);
+        let kernel = t.kernel(quantised);
+        let shape = self.shape(&kernel, grid, t.threads(), t.shared_bytes());
         Ok(Launch::new(Shape { cluster: t.s_out, ..shape }, args))
     }
 
@@ -156,42 +169,143 @@ struct WgmmaTiling {
     /// Tokens of a block.
     tokens: u32,
     token_tiles: u32,
-    /// Blocks of a cluster, which take a slice each; 1 where a block takes all of them.
+    /// Blocks of a cluster, which share the slices; 1 where a block takes all of them.
     s_out: u32,
-    /// Whether a block adds several slices up.
-    seq: bool,
+    /// Which kernel of these tokens.
+    form: Form,
 }
 
+/// Forms of a kernel of equal tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    /// Two warpgroups of sums; up to 96 tokens, two blocks a multiprocessor.
+    Plain,
+    /// Three, and a block has a multiprocessor to itself.
+    Wide,
+    /// Two, of 64 features and a slice each; a block has a multiprocessor to itself.
+    Pair,
+    /// Two, and a block takes all slices, one after the other.
+    Seq,
+    /// The same, and a block goes on to the next tile.
+    Many,
+}
+
+/// What a tiling follows from.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    rows: u32,
+    /// Tiles of 16 features, of gate and up together.
+    tiles: u32,
+    k: u32,
+    slices: u32,
+    gated: bool,
+    quantised: bool,
+}
+
+/// Blocks of few tokens that have a multiprocessor each are faster than two a multiprocessor: which
+/// ones have two depends on whose shared memory is freed first, and those are slower.
+const PAIR_TOKENS_MOST: u32 = 32;
+
 impl WgmmaTiling {
-    fn of(rows: u32, tiles: u32, slices: u32) -> WgmmaTiling {
+    fn of(w: Work) -> WgmmaTiling {
         const LADDER: [u32; 6] = [8, 16, 32, 48, 64, 96];
-        if let Some(tokens) = LADDER.into_iter().find(|t| *t >= rows) {
-            return WgmmaTiling { tokens, token_tiles: 1, s_out: slices, seq: false };
+        match LADDER.into_iter().find(|t| *t >= w.rows) {
+            Some(tokens) => WgmmaTiling::of_few(w, tokens),
+            None => WgmmaTiling::of_many(w),
         }
-        let token_tiles = rows.div_ceil(128);
-        if slices == 1 && rows > 256 && tiles * rows.div_ceil(256) >= BLOCKS_ENOUGH {
-            let token_tiles = rows.div_ceil(256);
-            return WgmmaTiling { tokens: 256, token_tiles, s_out: 1, seq: false };
+    }
+
+    /// One tile of tokens.
+    fn of_few(w: Work, tokens: u32) -> WgmmaTiling {
+        let t = WgmmaTiling { tokens, token_tiles: 1, s_out: w.slices, form: Form::Plain };
+        if w.quantised {
+            return t;
         }
-        let seq = slices > 1 && tiles * token_tiles >= BLOCKS_ENOUGH;
-        let s_out = if seq { 1 } else { slices };
-        WgmmaTiling { tokens: 128, token_tiles, s_out, seq }
+        let pairs = w.tiles.div_ceil(4) * 2;
+        let fill = pairs > MULTIPROCESSORS / 2 && pairs <= MULTIPROCESSORS;
+        if w.slices == 4 && !w.gated && tokens <= PAIR_TOKENS_MOST && fill {
+            return WgmmaTiling { s_out: 2, form: Form::Pair, ..t };
+        }
+        // Warpgroups that a multiprocessor has at most. The blocks of clusters of four do not find a
+        // multiprocessor each.
+        let most = |groups: u32| w.tiles.div_ceil(groups * 4).div_ceil(MULTIPROCESSORS) * groups;
+        let wide = most(3) < most(2) || most(3) == most(2) && w.rows > 32;
+        if w.slices == 1 && wide { WgmmaTiling { form: Form::Wide, ..t } } else { t }
+    }
+
+    fn of_many(w: Work) -> WgmmaTiling {
+        let narrow = w.tiles.div_ceil(WGMMA_TILES);
+        let with = |tokens: u32, s_out: u32, form: Form| {
+            let token_tiles = w.rows.div_ceil(tokens);
+            WgmmaTiling { tokens, token_tiles, s_out, form }
+        };
+        if w.slices > 1 && narrow * w.rows.div_ceil(128) >= BLOCKS_ENOUGH {
+            let old = w.quantised || w.gated || w.k > MANY_K_MOST;
+            return with(128, 1, if old { Form::Seq } else { Form::Many });
+        }
+        if w.slices == 1 && w.rows > 256 && narrow * w.rows.div_ceil(256) >= BLOCKS_ENOUGH {
+            // What a multiprocessor multiplies at most, in tiles of features times tokens.
+            let most = |tokens: u32, tiles: u32| {
+                let blocks = w.tiles.div_ceil(tiles) * w.rows.div_ceil(tokens);
+                blocks.div_ceil(MULTIPROCESSORS) * tokens * tiles
+            };
+            if !w.quantised && most(192, 12) < most(256, 8) {
+                return with(192, 1, Form::Wide);
+            }
+            return with(256, 1, Form::Plain);
+        }
+        with(128, w.slices, Form::Plain)
     }
 
     fn kernel(&self, quantised: bool) -> String {
         let of = if quantised { "q_" } else { "" };
-        let seq = if self.seq { "seq_" } else { "" };
-        format!("gemm_wgmma_{of}{seq}n{}", self.tokens)
+        let form = match self.form {
+            Form::Plain => "",
+            Form::Wide => "wide_",
+            Form::Pair => "pair_",
+            Form::Seq => "seq_",
+            Form::Many => return "gemm_wgmma_many".into(),
+        };
+        format!("gemm_wgmma_{of}{form}n{}", self.tokens)
+    }
+
+    /// Warpgroups of sums.
+    fn groups(&self) -> u32 {
+        if self.form == Form::Wide { 3 } else { 2 }
+    }
+
+    /// Slices that a block takes side by side.
+    fn side(&self) -> u32 {
+        if self.form == Form::Pair { 2 } else { 1 }
+    }
+
+    /// Tiles of 16 features of a block.
+    fn tiles(&self) -> u32 {
+        self.groups() * 4 / self.side()
+    }
+
+    fn threads(&self) -> u32 {
+        (self.groups() + 1) * 128
+    }
+
+    /// Whether the next kernel waits for the last load to land. Where it has room beside this one, what
+    /// it asks for early would keep the last weights.
+    fn late(&self) -> bool {
+        self.tokens <= 32 && self.form == Form::Plain && self.s_out == 1
     }
 
     /// The stages with their barriers; the sums take their place afterwards.
     fn shared_bytes(&self) -> u32 {
-        let stages = match self.tokens {
-            8 | 16 | 128 => 6,
-            32 | 48 => 5,
+        let stages = match (self.form, self.tokens) {
+            (Form::Wide, 8 | 16) => 8,
+            (Form::Wide, 32 | 48) | (Form::Pair, 8) => 7,
+            (Form::Wide, 64) | (Form::Pair, 16) => 6,
+            (Form::Wide, 96) | (Form::Pair, 32) => 5,
+            (_, 8 | 16 | 128) => 6,
+            (_, 32 | 48) => 5,
             _ => 4,
         };
-        stages * (WGMMA_TILES * 2048 + self.tokens * 128 + 16)
+        stages * (self.groups() * 4 * 2048 + self.side() * self.tokens * 128 + 16)
     }
 }
 
@@ -212,6 +326,12 @@ struct Tiling {
 
 /// Blocks that occupy an H200.
 const BLOCKS_ENOUGH: u32 = 128;
+
+/// Channels up to which blocks that go on to the next tile are faster than new ones.
+const MANY_K_MOST: u32 = 8192;
+
+/// Multiprocessors of an H200.
+const MULTIPROCESSORS: u32 = 132;
 
 impl Tiling {
     /// For `rows` tokens and `units` tiles of features. Few tokens: a block takes all slices,
@@ -306,17 +426,51 @@ mod tests {
         assert_eq!(shapes.map(|(tiles, k)| wgmma_slices(tiles, k)), [4, 4, 1, 4, 1, 1]);
     }
 
+    fn tilings(rows: u32) -> impl Iterator<Item = (Work, WgmmaTiling)> {
+        let shapes =
+            [(8, 1, 4096), (256, 4, 4096), (256, 4, 12288), (384, 4, 4096), (1536, 1, 4096)];
+        let cases = shapes.into_iter().chain([(9496, 1, 4096), (384, 4, 1024)]);
+        cases.flat_map(move |(tiles, slices, k)| {
+            [false, true].into_iter().flat_map(move |quantised| {
+                [false, true].into_iter().map(move |gated| {
+                    let w = Work { rows, tiles, k, slices, gated, quantised };
+                    (w, WgmmaTiling::of(w))
+                })
+            })
+        })
+    }
+
     #[test]
     fn every_wgmma_tiling_covers_the_rows_and_fits() {
         for rows in 1..=5000 {
-            for (tiles, slices) in [(1, 1), (32, 4), (192, 1), (1187, 1)] {
-                let t = WgmmaTiling::of(rows, tiles, slices);
+            for (w, t) in tilings(rows) {
                 assert!(t.tokens * t.token_tiles >= rows && t.tokens * (t.token_tiles - 1) < rows);
-                assert!(t.seq || t.s_out == slices);
-                // Two blocks a multiprocessor up to 96 tokens; each block has 1 KiB of its own.
-                let room = if t.tokens <= 96 { 113 } else { 227 };
-                assert!(t.shared_bytes() <= room << 10, "{rows} {t:?}");
-                assert!(t.tokens * 132 * 4 <= t.shared_bytes(), "sums fit");
+                let all_slices = matches!(t.form, Form::Seq | Form::Many);
+                assert!(all_slices || t.s_out * t.side() == w.slices, "{w:?} {t:?}");
+                // Two blocks a multiprocessor; each block has 1 KiB of its own.
+                let two = t.form == Form::Plain && t.tokens <= 96;
+                assert!(t.shared_bytes() <= if two { 113 } else { 227 } << 10, "{w:?} {t:?}");
+                let sums = t.side() * t.tokens * (t.tiles() * 16 + 4) * 4;
+                assert!(t.form == Form::Many || sums <= t.shared_bytes(), "sums fit: {t:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_few_tokens_have_a_multiprocessor_each_where_they_can() {
+        let of = |rows, tiles, slices, gated| {
+            let t = WgmmaTiling::of(Work { rows, tiles, k: 4096, slices, gated, quantised: false });
+            (t.kernel(false), t.s_out)
+        };
+        let is = |name: &str, s_out| (name.to_string(), s_out);
+        assert_eq!(of(1, 1536, 1, true), is("gemm_wgmma_wide_n8", 1));
+        assert_eq!(of(96, 1536, 1, true), is("gemm_wgmma_wide_n96", 1));
+        assert_eq!(of(1, 256, 4, false), is("gemm_wgmma_pair_n8", 2));
+        assert_eq!(of(96, 256, 4, false), is("gemm_wgmma_n96", 4));
+        assert_eq!(of(1, 384, 4, false), is("gemm_wgmma_n8", 4));
+        for rows in 1..=32 {
+            for (_, t) in tilings(rows).filter(|(_, t)| matches!(t.form, Form::Wide | Form::Pair)) {
+                assert!(t.shared_bytes() > 114 << 10, "two would fit: {t:?}");
             }
         }
     }

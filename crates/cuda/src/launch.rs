@@ -302,8 +302,10 @@ pub struct WgmmaArgs {
     pub s_out: u32,
     pub s_seq: u32,
     pub token_tiles: u32,
+    /// The next kernel may start after the last load has landed, not after it was asked for.
+    pub late: u32,
     /// The struct is aligned to 64 bytes there.
-    pub pad: [u32; 11],
+    pub pad: [u32; 10],
 }
 args!(WgmmaArgs, 320);
 

@@ -26,6 +26,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "attention_mma.cu",
     "gemm.cu",
     "gemm_wgmma.cu",
+    "gemm_wgmma_many.cu",
     "gemm_wgmma_q.cu",
     "mix.cu",
     "rows.cu",
@@ -39,6 +40,7 @@ const HEADERS: &[(&str, &str)] = sources![
     "common.cuh",
     "gemm.cuh",
     "gemm_wgmma.cuh",
+    "gemm_wgmma_many.cuh",
     "quantised.cuh",
     "rope.cuh",
     "wgmma.cuh"

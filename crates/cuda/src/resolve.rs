@@ -15,6 +15,9 @@ use lockstep_plan::{
     StepPlan, Unsupported,
 };
 
+/// Rows from which on a block a row occupies the GPU.
+const ROWS_ENOUGH: u32 = 256;
+
 /// Where every buffer of a plan lies on the GPU, by [`BufferId`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Addresses(Vec<u64>);
@@ -253,7 +256,10 @@ impl<'a> Resolver<'a> {
             eps: f32::from_bits(w.eps_bits),
         };
         let heads = w.attn.heads + 2 * w.attn.kv_heads;
-        Launch::new(self.shape("rope_kv_write", (rows, heads.div_ceil(4)), 128, 0), args)
+        // Many rows keep the GPU busy with a few warps each, which take several heads.
+        let blocks = if rows < ROWS_ENOUGH { heads.div_ceil(4) } else { 2 };
+        let kernel = if w.attn.head_dim <= 128 { "rope_kv_write_128" } else { "rope_kv_write" };
+        Launch::new(self.shape(kernel, (rows, blocks), 128, 0), args)
     }
 
     fn mix(&self, seed: u64, op: &plan::Op) -> Result<Launch, DeviceError> {

@@ -13,18 +13,15 @@ use std::time::Instant;
 /// Bytes a second that a copy moves on an H200, reads and writes together.
 const BANDWIDTH: f64 = 4.35e12;
 
-/// A shape with the peer's milliseconds a step at C = 1, 8, 32, 64, 96 (vLLM 0.24, default).
+/// A shape.
 struct Shape {
     name: &'static str,
     config: &'static str,
-    peer: [f64; 5],
     /// Bytes of K and V of one token.
     kv_token: f64,
     /// Bytes of the weights that a step reads.
     weights: f64,
 }
-
-const PEER_ROWS: [usize; 5] = [1, 8, 32, 64, 96];
 
 const SHAPES: [Shape; 2] = [
     Shape {
@@ -35,7 +32,6 @@ const SHAPES: [Shape; 2] = [
             "hidden_size":1024,"intermediate_size":3072,"num_hidden_layers":28,
             "num_attention_heads":16,"num_key_value_heads":8,"head_dim":128,
             "vocab_size":151936,"tie_word_embeddings":true}"#,
-        peer: [1.73, 1.90, 2.81, 2.91, 3.49],
         kv_token: 28.0 * 8.0 * 128.0 * 2.0 * 2.0,
         weights: (28.0 * (1024.0 * 4096.0 + 2048.0 * 1024.0 + 3.0 * 1024.0 * 3072.0)
             + 151936.0 * 1024.0)
@@ -49,13 +45,45 @@ const SHAPES: [Shape; 2] = [
             "hidden_size":4096,"intermediate_size":12288,"num_hidden_layers":36,
             "num_attention_heads":32,"num_key_value_heads":8,"head_dim":128,
             "vocab_size":151936,"tie_word_embeddings":false}"#,
-        peer: [5.21, 5.49, 6.02, 6.73, 7.77],
         kv_token: 36.0 * 8.0 * 128.0 * 2.0 * 2.0,
         weights: (36.0 * (4096.0 * 6144.0 + 4096.0 * 4096.0 + 3.0 * 4096.0 * 12288.0)
             + 151936.0 * 4096.0)
             * 2.0,
     },
 ];
+
+/// What the peer's script wrote on the same machine in the same run, where it did.
+#[derive(Default)]
+pub struct Peer(Vec<serde_json::Value>);
+
+impl Peer {
+    /// Of the files that the peer's script wrote, one a shape.
+    pub fn new(files: &[String]) -> Peer {
+        let read = |file: &String| {
+            let text = std::fs::read_to_string(file).unwrap_or_else(|e| panic!("{file}: {e}"));
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{file}: {e}"))
+        };
+        Peer(files.iter().filter(|f| !f.is_empty()).map(read).collect())
+    }
+
+    /// Milliseconds of a step, and of 8 tokens after the prompt, of `rows` requests.
+    fn of(&self, shape: &str, rows: usize) -> Option<(f64, f64)> {
+        let run = self.0.iter().find(|run| run["shape"] == shape)?;
+        let row = run["rows"].as_array()?.iter().find(|row| row["c"] == rows)?;
+        Some((row["step_ms"].as_f64()?, row["prefill8_ms"].as_f64()?))
+    }
+
+    /// What it comes to beside `ms` a step and `first` ms for 8 tokens.
+    fn beside(&self, shape: &str, rows: usize, ms: f64, first: f64) -> String {
+        let Some((peer, peer_first)) = self.of(shape, rows) else { return String::new() };
+        let prefill = |first: f64, ms: f64| first - 7.0 * ms;
+        format!(
+            "peer {peer:.2} ({:.2}x), its 8 tokens {peer_first:.1} ms (prefill {:.2}x); ",
+            peer / ms,
+            prefill(peer_first, peer) / prefill(first, ms),
+        )
+    }
+}
 
 /// A folder with the configuration of a shape.
 pub fn folder(name: &str) -> Option<PathBuf> {
@@ -77,7 +105,7 @@ fn timed(bed: &mut Bed, rng: &mut Rng, rows: usize, tokens: u32) -> f64 {
     seconds
 }
 
-pub fn run(name: &str, rows: &[usize], table: &mut Table) {
+pub fn run(name: &str, rows: &[usize], peer: &Peer, table: &mut Table) {
     let Some(shape) = SHAPES.iter().find(|s| s.name == name) else {
         table.verdict(false, format!("there is no shape {name}"));
         return;
@@ -113,17 +141,14 @@ pub fn run(name: &str, rows: &[usize], table: &mut Table) {
         let audit = (audit_us(&bed) - audited) / steps.max(1) as f64 / 1e3;
         let bytes = shape.weights + c as f64 * (320.0 + 132.0) * shape.kv_token;
         let limit = bytes / BANDWIDTH * 1e3;
-        let at = PEER_ROWS.iter().position(|r| *r == c);
-        let peer = at.map_or(f64::NAN, |i| shape.peer[i]);
         table.line(format!(
-            "     {name} C={c}: {ms:.3} ms a step, peer {peer:.2} ({:.2}x), limit {limit:.3} \
-             ({:.0}%); {:.0} tok/s; host {:.2} ms of it, \
-             the audit {audit:.2}; 8 tokens after 320: {:.1} ms",
-            peer / ms,
+            "     {name} C={c}: {ms:.3} ms a step, limit {limit:.3} ({:.0}%); {:.0} tok/s; host {:.2} ms \
+             of it, the audit {audit:.2}; 8 tokens after 320: {:.1} ms; {}",
             limit / ms * 100.0,
             c as f64 / ms * 1e3,
             ms - device_us / 1e3,
             prefill * 1e3,
+            peer.beside(name, c, ms, prefill * 1e3),
         ));
         // One more batch, for a report of a decode step in the middle of it.
         probe_one(&mut bed, &mut rng, c, &probe);

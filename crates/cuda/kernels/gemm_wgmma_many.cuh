@@ -1,0 +1,207 @@
+// Products of many tokens: gemm_wgmma.cuh is their definition.
+//
+// As many blocks as there are multiprocessors take tiles of 128 tokens by 128 features one after the
+// other, tokens first. The warp that feeds the ring goes on to the next tile while the sums of
+// this one are written, which happens from registers: lanes of neighbouring features exchange a token,
+// so that each writes two features of one.
+#pragma once
+#include "gemm_wgmma.cuh"
+
+constexpr int MANY = 128;
+
+template <int STAGES> struct ManyRing {
+    static constexpr uint32_t TILES = 8, W_BYTES = TILES * 2048, X_BYTES = MANY * 128, BYTES = W_BYTES + X_BYTES;
+    uint32_t base;
+    __device__ uint32_t weights(uint32_t s) const { return base + s * BYTES; }
+    __device__ uint32_t tokens(uint32_t s) const { return base + s * BYTES + W_BYTES; }
+    __device__ uint32_t full(uint32_t s) const { return base + STAGES * BYTES + s * 8; }
+    __device__ uint32_t free(uint32_t s) const { return base + STAGES * BYTES + (STAGES + s) * 8; }
+};
+
+// A place in the ring, and how often it came round.
+template <int STAGES> struct Turn {
+    uint32_t s = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++s == STAGES) {
+            s = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <int STAGES>
+__device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<STAGES>& ring, uint32_t token_tiles,
+                                             uint32_t all, uint32_t count) {
+    using R = ManyRing<STAGES>;
+    const uint32_t lane = threadIdx.x % 32;
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    // Weights lead tokens only before the previous kernel's end.
+    Turn<STAGES> w, x;
+    uint32_t asked = 0;
+    auto tile_weights = [&](uint32_t of) {
+        uint32_t tile;
+        const uint32_t part = part_of<R::TILES>(p, of / token_tiles, lane, tile);
+        return (const unsigned char*)p.part[part].w + (size_t)tile * (p.k_tiles / 4) * 2048;
+    };
+    auto ask_weights = [&](const unsigned char* from, uint32_t i) {
+        if (asked >= STAGES) barrier_wait(ring.free(w.s), w.parity ^ 1);
+        asked++;
+        if (lane == 0) barrier_expect(ring.full(w.s), R::BYTES);
+        __syncwarp();
+        if (lane < R::TILES) copy_weights(ring.weights(w.s) + lane * 2048, from + (size_t)i * 2048, 2048, ring.full(w.s), policy);
+        w.next();
+    };
+    auto ask_tokens = [&](uint32_t of, uint32_t i) {
+        if (lane == 0) copy_tokens(ring.tokens(x.s), p.x_map, i * 64, of % token_tiles * MANY, ring.full(x.s));
+        x.next();
+    };
+    const uint32_t early = min(count, (uint32_t)STAGES);
+    bool first = true;
+    for (uint32_t of = blockIdx.x; of < all; of += gridDim.x) {
+        const unsigned char* from = tile_weights(of);
+        uint32_t i = 0;
+        if (first) {
+            for (; i < early; i++) ask_weights(from, i);
+            wait_for_previous();
+            for (i = 0; i < early; i++) ask_tokens(of, i);
+            first = false;
+        }
+        for (; i < count; i++) {
+            ask_weights(from, i);
+            ask_tokens(of, i);
+        }
+    }
+    wait_for_previous();
+    let_next_start();
+}
+
+// Writes two features of a token.
+__device__ __forceinline__ void put_pair(float* out, float2 y, bool pair, uint32_t count) {
+    if (pair) {
+        *(float2*)out = y;
+    } else {
+        if (count > 0) out[0] = y.x;
+        if (count > 1) out[1] = y.y;
+    }
+}
+
+// From two tokens of this lane's feature to two neighbouring features of one token.
+__device__ __forceinline__ float2 turn_pair(float first, float second, bool odd) {
+    const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+    return odd ? make_float2(other, second) : make_float2(first, other);
+}
+
+// The sums of a row of 64 features of a warpgroup: of this warp's tile of 16 features.
+__device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[MANY / 2], uint32_t tile, uint32_t token0,
+                                         uint32_t live) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool odd = g % 2;
+    const GemmPart* part = p.part;
+    for (uint32_t left = p.parts - 1; left > 0 && tile >= part->tiles; left--) tile -= (part++)->tiles;
+    const uint32_t n = tile * 16 + (g & ~1u), token = token0 + 2 * t + odd;
+    const bool adds = p.epilogue == ADD_TO;
+    float* row = (float*)p.out + (size_t)token * p.out_stride + part->out_col + n;
+    uint32_t count[2];
+    bool pair[2];
+    float2 bias[2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        count[h] = n + h * 8 < part->n ? min(part->n - n - h * 8, 2u) : 0;
+        pair[h] = count[h] == 2 && (uintptr_t)(row + h * 8) % 8 == 0 && p.out_stride % 2 == 0;
+        if (part->bias && count[h] > 0) bias[h].x = part->bias[n + h * 8];
+        if (part->bias && count[h] > 1) bias[h].y = part->bias[n + h * 8 + 1];
+    }
+    constexpr int B = 4;
+    const size_t eight = (size_t)8 * p.out_stride;
+#pragma unroll
+    for (int j0 = 0; j0 < MANY / 8; j0 += B) {
+        // One address at a time: those of all turns together have no room.
+        asm volatile("" : "+l"(row));
+        float2 before[B][2];
+        if (adds) {
+#pragma unroll
+            for (int j = 0; j < B; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float* at = row + j * eight + h * 8;
+                    before[j][h] = make_float2(0.0f, 0.0f);
+                    if (token + (j0 + j) * 8 >= live) continue;
+                    if (pair[h]) {
+                        before[j][h] = __ldcg((const float2*)at);
+                    } else {
+                        if (count[h] > 0) before[j][h].x = __ldcg(at);
+                        if (count[h] > 1) before[j][h].y = __ldcg(at + 1);
+                    }
+                }
+        }
+#pragma unroll
+        for (int j = 0; j < B; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float2 y = turn_pair(sum[(j0 + j) * 4 + h * 2], sum[(j0 + j) * 4 + h * 2 + 1], odd);
+                if (token + (j0 + j) * 8 >= live) continue;
+                if (part->bias) y = make_float2(__fadd_rn(y.x, bias[h].x), __fadd_rn(y.y, bias[h].y));
+                if (adds) y = make_float2(__fadd_rn(before[j][h].x, y.x), __fadd_rn(before[j][h].y, y.y));
+                put_pair(row + j * eight + h * 8, y, pair[h], count[h]);
+            }
+        row += B * eight;
+    }
+}
+
+template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs& p) {
+    using R = ManyRing<STAGES>;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const R ring = {(uint32_t)__cvta_generic_to_shared(shared)};
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t live = min(*p.live, p.rows), token_tiles = (live + MANY - 1) / MANY, count = p.stages * p.s_seq;
+    const uint32_t all = token_tiles * p.token_tiles;  // p.token_tiles: tiles of features here
+    if (threadIdx.x == 0) {
+        for (uint32_t s = 0; s < STAGES; s++) {
+            barrier_init(ring.full(s), 1);
+            barrier_init(ring.free(s), 8);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8) produce_many<STAGES>(p, ring, token_tiles, all, count);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_previous();
+    constexpr uint64_t SWIZZLED = 1ull << 62 | 64ull << 32 | 1ull << 16;
+    Turn<STAGES> turn;
+    for (uint32_t of = blockIdx.x; of < all; of += gridDim.x) {
+        const uint32_t token0 = of % token_tiles * MANY, unit = of / token_tiles;
+        auto load = [&](uint4 (&to)[4]) {
+            barrier_wait(ring.full(turn.s), turn.parity);
+            const uint32_t at = ring.weights(turn.s) + warp * 2048 + lane * 16;
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                             : "=r"(to[k].x), "=r"(to[k].y), "=r"(to[k].z), "=r"(to[k].w) : "r"(at + k * 512));
+        };
+        float sum[MANY / 2], acc[MANY / 2];
+        uint4 a[4];
+#pragma unroll 1
+        for (uint32_t slice = 0; slice < p.s_seq; slice++) {
+#pragma unroll 1
+            for (uint32_t i = 0; i < p.stages; i++) {
+                const uint64_t b = SWIZZLED | (ring.tokens(turn.s) & 0x3ffff) >> 4;
+                load(a);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; k++) wgmma<MANY>(acc, a[k], b + 2 * k, i > 0 || k > 0);
+                wgmma_commit();
+                wgmma_wait();
+                if (lane == 0) barrier_arrive(ring.free(turn.s));
+                turn.next();
+            }
+#pragma unroll
+            for (int c = 0; c < MANY / 2; c++) sum[c] = slice == 0 ? acc[c] : __fadd_rn(sum[c], acc[c]);
+        }
+        put_many(p, sum, unit * 8 + warp, token0, live);
+    }
+}
