@@ -4,7 +4,7 @@ use super::isa::{Isa, KernelKind, counters};
 use super::tile::{PackedMatrix, unpack_row};
 use lockstep_plan::TOKEN_FROM_LAST;
 
-/// Rows of one task of [`Embed`].
+/// Rows of one task of [`Embed`], at most; shapes speed, not bits.
 const ROWS_PER_TASK: u32 = 8;
 
 /// Resolves each row's token, and records it in the token-id pages (penalties look back there).
@@ -97,7 +97,12 @@ unsafe impl Sync for Embed {}
 impl Embed {
     /// Tasks that cover all rows.
     pub fn tasks(&self) -> u32 {
-        self.rows.div_ceil(ROWS_PER_TASK)
+        self.rows.div_ceil(self.rows_of_task())
+    }
+
+    /// A quarter of the bucket's rows, so that a few threads share even a small one.
+    fn rows_of_task(&self) -> u32 {
+        (self.rows / 4).clamp(1, ROWS_PER_TASK)
     }
 
     /// Copies the rows of one task, but for those from `live_rows` on.
@@ -110,8 +115,8 @@ impl Embed {
         if task == 0 {
             counters().count(KernelKind::Embed, self.isa);
         }
-        let first = task * ROWS_PER_TASK;
-        let end = (first + ROWS_PER_TASK).min(self.rows).min(live_rows);
+        let first = task * self.rows_of_task();
+        let end = (first + self.rows_of_task()).min(self.rows).min(live_rows);
         for row in first as usize..end as usize {
             // SAFETY: the caller's contract.
             unsafe {

@@ -30,12 +30,15 @@ pub struct Limits {
     pub read_bytes_s: f64,
     /// Multiply-adds of f32 a second, all operands in registers.
     pub f32_macs_s: f64,
+    /// Divisions of f32 a second, likewise.
+    pub f32_divs_s: f64,
 }
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (gb, gmac) = (self.read_bytes_s / 1e9, self.f32_macs_s / 1e9);
-        write!(f, "reads {gb:.1} GB/s, f32 multiply-adds {gmac:.1} GMAC/s")
+        let gdiv = self.f32_divs_s / 1e9;
+        write!(f, "reads {gb:.1} GB/s, f32 multiply-adds {gmac:.1} GMAC/s, divisions {gdiv:.1} G/s")
     }
 }
 
@@ -60,9 +63,14 @@ impl Limits {
         slab.fill(READ_BYTES, 1);
         let read = best_s(&mut pool, &Read { isa, slab: &slab }, READS)?;
         let tasks = TASKS_PER_THREAD * threads;
-        let peak = best_s(&mut pool, &Peak { isa, tasks }, PEAKS)?;
-        let macs = f64::from(tasks) * f64::from(ROUNDS) * (chains(isa) * LANES) as f64;
-        Ok(Limits { read_bytes_s: READ_BYTES as f64 / read, f32_macs_s: macs / peak })
+        let peak = best_s(&mut pool, &Peak { isa, tasks, of: multiply }, PEAKS)?;
+        let divs = best_s(&mut pool, &Peak { isa, tasks, of: divide }, PEAKS)?;
+        let all = f64::from(tasks) * f64::from(ROUNDS) * (chains(isa) * LANES) as f64;
+        Ok(Limits {
+            read_bytes_s: READ_BYTES as f64 / read,
+            f32_macs_s: all / peak,
+            f32_divs_s: all / divs,
+        })
     }
 }
 
@@ -104,10 +112,11 @@ impl Program for Read<'_> {
     }
 }
 
-/// Nothing but multiply-adds of registers.
+/// Nothing but multiply-adds, or divisions, of registers.
 struct Peak {
     isa: Isa,
     tasks: u32,
+    of: unsafe fn(Isa, f32) -> f32,
 }
 
 impl Program for Peak {
@@ -121,7 +130,7 @@ impl Program for Peak {
 
     unsafe fn run(&self, _: u32, _: u32, _: u32) {
         // SAFETY: the instruction set is there.
-        black_box(unsafe { multiply(self.isa, black_box(0.5)) });
+        black_box(unsafe { (self.of)(self.isa, black_box(0.5)) });
     }
 }
 
@@ -138,6 +147,10 @@ per_isa! {
 }
 per_isa! {
     unsafe fn multiply(by: f32) -> f32 = multiply_body;
+}
+
+per_isa! {
+    unsafe fn divide(by: f32) -> f32 = divide_body;
 }
 
 #[inline(always)]
@@ -159,23 +172,35 @@ unsafe fn total_body<V: Lanes>(from: *const f32, n: usize) -> f32 {
 #[inline(always)]
 unsafe fn multiply_body<V: Lanes>(by: f32) -> f32 {
     // SAFETY: the caller's contract.
+    unsafe { chained::<V>(by, |acc, by, one| acc.fma(by, one)) }
+}
+
+#[inline(always)]
+unsafe fn divide_body<V: Lanes>(by: f32) -> f32 {
+    // SAFETY: the caller's contract. From 1 on, by / (by / ..) stays 1 or `by`.
+    unsafe { chained::<V>(by, |acc, by, _| by.div(acc)) }
+}
+
+#[inline(always)]
+unsafe fn chained<V: Lanes>(by: f32, step: impl Fn(V, V, V) -> V) -> f32 {
+    // SAFETY: the caller's contract.
     unsafe {
         match V::ISA {
-            Isa::Avx512 => multiply_chains::<V, { chains(Isa::Avx512) }>(by),
-            _ => multiply_chains::<V, { chains(Isa::Portable) }>(by),
+            Isa::Avx512 => chains_of::<V, { chains(Isa::Avx512) }>(by, step),
+            _ => chains_of::<V, { chains(Isa::Portable) }>(by, step),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn multiply_chains<V: Lanes, const N: usize>(by: f32) -> f32 {
+unsafe fn chains_of<V: Lanes, const N: usize>(by: f32, step: impl Fn(V, V, V) -> V) -> f32 {
     // SAFETY: the caller's contract.
     unsafe {
         let (by, one) = (V::splat(by), V::splat(1.0));
         let mut acc = [one; N];
         for _ in 0..ROUNDS {
             for acc in &mut acc {
-                *acc = acc.fma(by, one);
+                *acc = step(*acc, by, one);
             }
         }
         let mut sum = V::splat(0.0);
@@ -197,6 +222,7 @@ mod tests {
             let limits = Limits::measure(1, isa).unwrap();
             assert!(limits.read_bytes_s.is_normal() && limits.read_bytes_s > 0.0, "{limits}");
             assert!(limits.f32_macs_s.is_normal() && limits.f32_macs_s > 0.0, "{limits}");
+            assert!(limits.f32_divs_s.is_normal() && limits.f32_divs_s > 0.0, "{limits}");
             // The chains converge to 2, and every one of them counts.
             // SAFETY: the instruction set is there.
             let sum = unsafe { multiply(isa, 0.5) };

@@ -147,6 +147,36 @@ pub fn ln(x: f64) -> f64 {
     e as f64 * core::f64::consts::LN_2 + 2.0 * s * series
 }
 
+/// Coefficients of the series of [`ln`], the last power first.
+const LN_SERIES: [f64; 13] = {
+    let mut series = [0.0; 13];
+    let mut k = 0;
+    while k < 13 {
+        series[12 - k] = 1.0 / (2 * k + 1) as f64;
+        k += 1;
+    }
+    series
+};
+
+/// [`ln`] of numbers of 1 to 2, to the bit (a NaN for a NaN): loops that become vectors.
+#[inline(always)]
+pub fn ln_lanes(x: [f64; LANES]) -> [f64; LANES] {
+    let (mut s, mut e) = ([0.0; LANES], [0.0; LANES]);
+    for l in 0..LANES {
+        let halved = x[l] > core::f64::consts::SQRT_2;
+        let m = if halved { x[l] * 0.5 } else { x[l] };
+        e[l] = if halved { core::f64::consts::LN_2 } else { 0.0 };
+        s[l] = (m - 1.0) / (m + 1.0);
+    }
+    let mut series = [0.0; LANES];
+    for c in LN_SERIES {
+        for l in 0..LANES {
+            series[l] = series[l] * (s[l] * s[l]) + c;
+        }
+    }
+    core::array::from_fn(|l| e[l] + 2.0 * s[l] * series[l])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::lanes::isas;
@@ -224,6 +254,20 @@ mod tests {
         assert_eq!(silu(-200.0), 0.0);
         assert_eq!(silu(200.0), 200.0);
         assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6);
+    }
+
+    #[test]
+    fn logarithms_taken_together_are_those_taken_one_by_one() {
+        for i in 0..=20_000u32 {
+            let x: [f64; LANES] = core::array::from_fn(|l| {
+                1.0 + f64::from((i * 16 + l as u32) as f32 / 320_016.0).min(1.0)
+            });
+            for (x, got) in x.into_iter().zip(ln_lanes(x)) {
+                assert_eq!(got.to_bits(), ln(x).to_bits(), "ln({x})");
+            }
+        }
+        assert_eq!(ln_lanes([2.0; LANES]), [ln(2.0); LANES]);
+        assert!(ln_lanes([f64::NAN; LANES]).iter().all(|v| v.is_nan()));
     }
 
     #[test]

@@ -74,6 +74,7 @@ impl Resolver<'_> {
                 rows_max: i.rows_max as usize,
             }),
             V4Op::IndexTopK(i) => V4Call::IndexTopK(v4::IndexTopK {
+                isa: self.isa,
                 rows: self.rows(Axis::T),
                 ratio: i.ratio as usize,
                 topk: i.topk as usize,

@@ -317,6 +317,13 @@ pub fn unpack_row(desc: &PackedMatrix, bytes: &[u8], row: usize, out: &mut [f32]
     let lane = row % LANES;
     let Some(q) = desc.format.quant() else {
         let elem = desc.source.block_bytes();
+        if desc.source == Format::BF16 {
+            for (line, o) in tile.chunks_exact(LANES * 2).zip(out) {
+                let bits = u16::from_le_bytes([line[lane * 2], line[lane * 2 + 1]]);
+                *o = f32::from_bits(u32::from(bits) << 16);
+            }
+            return;
+        }
         for (line, o) in tile.chunks_exact(LANES * elem).zip(out) {
             decode_blocks(desc.source, &line[lane * elem..][..elem], core::slice::from_mut(o));
         }

@@ -39,6 +39,8 @@ impl Log {
             kind.calls += calls;
             kind.work.bytes += work.bytes;
             kind.work.macs += work.macs;
+            kind.work.others += work.others;
+            kind.work.divs += work.divs;
             kind.steps.push(took);
         }
     }
@@ -159,6 +161,8 @@ impl Device for Timed {
                 kind.0 += 1;
                 kind.1.bytes += work.bytes;
                 kind.1.macs += work.macs;
+                kind.1.others += work.others;
+                kind.1.divs += work.divs;
                 kind.2 += took;
             }
         }

@@ -21,8 +21,11 @@ pub fn run(folder: &Path, threads: u32, rows: &[u32]) {
     };
     let prompts: Vec<_> = sessions(folder).iter().filter_map(turns).take(TURNS).collect();
     println!("{} turns, {threads} threads\n", prompts.len());
-    println!("| rows | drafts a step | tok/s | steps | tokens a row and step | right of checked |");
-    println!("|---|---|---|---|---|---|");
+    println!(
+        "| rows | drafts a step | tok/s | steps | ms a step | tokens a row and step \
+         | right of checked | eager |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
     for &running in rows {
         for drafts in 0..=4 {
             let setting = Setting { running, context: 1024, drafts, prefix_cache: true };
@@ -31,13 +34,15 @@ pub fn run(folder: &Path, threads: u32, rows: &[u32]) {
             play(&mut bench, &prompts);
             let p = play(&mut bench, &prompts);
             println!(
-                "| {running} | {drafts} | {:.0} | {} | {:.2} | {} of {} ({:.1}%) |",
+                "| {running} | {drafts} | {:.0} | {} | {:.2} | {:.2} | {} of {} ({:.1}%) | {} |",
                 p.tokens as f64 / p.took.as_secs_f64(),
                 p.steps,
+                1e3 * p.took.as_secs_f64() / p.steps.max(1) as f64,
                 p.tokens as f64 / (p.steps * u64::from(running)) as f64,
                 p.right,
                 p.checked,
                 100.0 * p.right as f64 / p.checked.max(1) as f64,
+                p.eager,
             );
         }
     }
@@ -51,6 +56,8 @@ struct Played {
     took: Duration,
     checked: u64,
     right: u64,
+    /// Of the steps, those that no captured plan held.
+    eager: u64,
 }
 
 fn play(bench: &mut Bench, prompts: &[Vec<Token>]) -> Played {
@@ -72,6 +79,8 @@ fn play(bench: &mut Bench, prompts: &[Vec<Token>]) -> Played {
             played.steps += 1;
             played.tokens += after.generated_tokens - before.generated_tokens;
             played.took += took;
+            let captured = after.decode_steps_captured - before.decode_steps_captured;
+            played.eager += u64::from(captured == 0);
         }
         before = after;
     }

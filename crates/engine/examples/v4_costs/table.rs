@@ -14,8 +14,8 @@ pub fn median(values: &[Duration]) -> f64 {
 }
 
 /// Prints what a phase cost, op by op: of every kind its time in the median step, and how much
-/// longer that is than its bytes or its multiply-adds would take at the machine's marks beside what
-/// any op costs, which is what the cheapest kind does.
+/// longer that is than its bytes, or its operations one after the other, would take at the machine's
+/// marks beside what any op costs, which is what the cheapest kind does.
 pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits) {
     let rate = phase.tokens as f64 / phase.took.as_secs_f64();
     let step = median(&whole.steps);
@@ -27,9 +27,9 @@ pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits)
     );
     println!(
         "| op | calls a step | us a call | of the time | GB/s (of the mark) \
-         | GMAC/s (of the mark) | over proportion |"
+         | GMAC/s (of the mark) | operations, of the marks | over proportion |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     let steps = log.steps.len() as f64;
     let call_s = |k: &Kind| median(&k.steps) * steps / k.calls as f64;
     let all: f64 = log.kinds.values().map(|k| median(&k.steps)).sum();
@@ -39,9 +39,11 @@ pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits)
     for (name, kind) in kinds {
         let (calls, s) = (kind.calls as f64, call_s(kind));
         let (bytes, macs) = (kind.work.bytes / calls, kind.work.macs / calls);
-        let least = floor + (bytes / limits.read_bytes_s).max(macs / limits.f32_macs_s);
+        let flat = (kind.work.macs + kind.work.others) / calls;
+        let operations = flat / limits.f32_macs_s + kind.work.divs / calls / limits.f32_divs_s;
+        let least = floor + (bytes / limits.read_bytes_s).max(operations);
         println!(
-            "| {name} | {:.0} | {:.1} | {:.1}% | {:.1} ({:.0}%) | {:.1} ({:.0}%) | {:.1} |",
+            "| {name} | {:.0} | {:.1} | {:.1}% | {:.1} ({:.0}%) | {:.1} ({:.0}%) | {:.0}% | {:.1} |",
             calls / steps,
             1e6 * s,
             100.0 * median(&kind.steps) / all,
@@ -49,6 +51,7 @@ pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits)
             100.0 * bytes / s / limits.read_bytes_s,
             macs / s / 1e9,
             100.0 * macs / s / limits.f32_macs_s,
+            100.0 * operations / s,
             s / least,
         );
     }

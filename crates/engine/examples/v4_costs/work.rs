@@ -1,7 +1,15 @@
 //! Bytes and multiply-adds that an op of a step cannot do without.
 //!
 //! Weights are counted once an op (of experts, those that are chosen at most), rows once a read or
-//! write, paged rows as often as they are attended to.
+//! write, paged rows as often as they are attended to. A row that is written to a page counts
+//! twice: nothing has its lines near, so they are fetched before they are written. An embedding is
+//! packed like any matrix, sixteen tokens side by side, so that a token's row takes half a line for
+//! each of its values.
+//!
+//! Beside multiply-adds stand divisions, which have a mark of their own, and other operations on
+//! floats, which run at the multiply-adds' pace: [`EXP`] an exponential, [`LN`] a logarithm, two to
+//! unpack a weight of two bytes for each [`ROWS`] rows (the tile kernels' registers), and for a
+//! choice of rows [`COUNT`] a score and bit of its key.
 
 use lockstep_plan::v4::V4Op;
 use lockstep_plan::{Axis, BufferKind, OpId, OpKind, StepPlan};
@@ -11,7 +19,19 @@ use lockstep_plan::{Axis, BufferKind, OpId, OpKind, StepPlan};
 pub struct Work {
     pub bytes: f64,
     pub macs: f64,
+    /// Operations on floats that are neither multiply-adds nor divisions.
+    pub others: f64,
+    pub divs: f64,
 }
+
+/// Operations of an exponential: `cpu::math::exp_lanes`.
+const EXP: f64 = 15.0;
+/// Operations of a logarithm in f64, of which a vector holds half as many: `cpu::math::ln_lanes`.
+const LN: f64 = 2.0 * (4.0 * 13.0 + 10.0);
+/// Rows that share an unpacked weight.
+const ROWS: f64 = 8.0;
+/// Operations to make a score's key and compare it.
+const COUNT: f64 = 6.0;
 
 /// Live rows of a step.
 pub struct Step {
@@ -69,8 +89,48 @@ pub fn work(plan: &StepPlan, op: OpId, step: &Step) -> Work {
             _ => 0.0,
         };
     }
+    if let OpKind::Embed(e) = kind {
+        bytes += 32.0 * step.rows(e.axis) * f64::from(e.dim);
+    }
     let (paged, macs) = inner(kind, step);
-    Work { bytes: bytes + paged, macs }
+    let (others, divs) = beside(kind, step, macs);
+    Work { bytes: bytes + paged, macs, others, divs }
+}
+
+/// Other operations, and divisions, beside so many multiply-adds.
+fn beside(kind: &OpKind, step: &Step, macs: f64) -> (f64, f64) {
+    let t = step.rows(Axis::T);
+    // Of each weight, which so many rows are multiplied with; for many of them it is kept unpacked.
+    let unpacking = |rows: f64| {
+        let rows = rows.max(1.0);
+        2.0 * macs / rows * (rows / ROWS).ceil().min(2.0)
+    };
+    let of_expert = |per_token: u32, experts: u32| t * f64::from(per_token) / f64::from(experts);
+    match kind {
+        OpKind::Gemm(g) => (unpacking(step.rows(g.axis)), 0.0),
+        OpKind::V4(op) => match op {
+            V4Op::GroupedGemm(_) => (unpacking(t), 0.0),
+            V4Op::ExpertUp(e) => (unpacking(of_expert(e.per_token, e.experts)), 0.0),
+            V4Op::ExpertDown(e) => (unpacking(of_expert(e.per_token, e.experts)), 0.0),
+            V4Op::HyperIn(h) => {
+                let entries = f64::from(h.streams * h.streams);
+                let rounds = if h.mix.is_some() { 2.0 * f64::from(h.sinkhorn_iters) } else { 0.0 };
+                let rows = step.rows(h.axis);
+                (rows * EXP * entries, rows * rounds * entries)
+            }
+            V4Op::CompressRows(_) => (macs * EXP, 0.0),
+            V4Op::IndexTopK(i) => {
+                let of = |n: f64| (n / f64::from(i.ratio)).floor();
+                let scored =
+                    step.each(|n| Some(of(n)).filter(|c| *c > f64::from(i.topk)).unwrap_or(0.0));
+                (32.0 * COUNT * scored, 0.0)
+            }
+            V4Op::SinkAttention(a) => (macs / (2.0 * f64::from(a.dim)) * EXP, 0.0),
+            V4Op::Route(r) => (t * f64::from(r.experts) * (EXP + LN), t * f64::from(r.experts)),
+            _ => (0.0, 0.0),
+        },
+        _ => (0.0, 0.0),
+    }
 }
 
 /// Bytes of paged rows, and multiply-adds.
@@ -92,8 +152,8 @@ fn inner(kind: &OpKind, step: &Step) -> (f64, f64) {
                 (0.0, step.rows(h.axis) * product(outputs, width))
             }
             V4Op::HyperOut(h) => (0.0, t * product(h.streams * h.streams, h.dim)),
-            V4Op::WindowStore(w) => (t * 4.0 * f64::from(w.dim), 0.0),
-            V4Op::StateStore(s) => (t * 4.0 * f64::from(s.cols), 0.0),
+            V4Op::WindowStore(w) => (t * 8.0 * f64::from(w.dim), 0.0),
+            V4Op::StateStore(s) => (t * 8.0 * f64::from(s.cols), 0.0),
             V4Op::CompressRows(c) => {
                 let overlap = if c.overlap { 2.0 } else { 1.0 };
                 let closing = |n: f64| f64::from(n % f64::from(c.ratio) == 0.0);

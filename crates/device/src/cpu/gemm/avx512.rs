@@ -14,6 +14,10 @@ use crate::cpu::tile_format::{LANES, Scales};
 /// How far ahead of the codes in use the weights are fetched.
 const PREFETCH_BYTES: usize = 4096;
 
+/// Float tiles of more bytes are fetched ahead within themselves, others while the ones before
+/// them are in use: a thread may not be the one that takes the tiles that follow.
+const LONG_TILE: usize = 8192;
+
 /// Quantised tiles times quantised rows.
 ///
 /// # Safety
@@ -197,6 +201,7 @@ unsafe fn float_rows<E: FloatElem, const ROWS: usize, const TILES: usize, const 
     call: &TileCall,
     first: usize,
 ) {
+    let ahead = if call.tile_bytes > LONG_TILE { PREFETCH_BYTES } else { TILES * call.tile_bytes };
     let mut k = 0;
     while k < call.k {
         let end = (k + K_CHUNK).min(call.k);
@@ -209,8 +214,7 @@ unsafe fn float_rows<E: FloatElem, const ROWS: usize, const TILES: usize, const 
                 for (t, w) in weights.iter_mut().enumerate() {
                     let line = call.weights.add(t * call.tile_bytes + k * LANES * E::BYTES);
                     if FETCH {
-                        let ahead = line.wrapping_add(TILES * call.tile_bytes);
-                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                        _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(ahead).cast());
                     }
                     *w = load::<E>(line);
                 }

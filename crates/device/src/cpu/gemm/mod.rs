@@ -23,7 +23,7 @@ use core::mem::MaybeUninit;
 use core::ops::Range;
 
 use super::isa::{Isa, KernelKind, counters};
-use super::lanes::{Lanes, per_isa};
+use super::lanes::{Lanes, expect, per_isa};
 use super::quant::{self, QBlock};
 use super::tile::PackedMatrix;
 use super::tile_format::{LANES, TileFormat};
@@ -345,18 +345,6 @@ struct Accumulators([f32; ROWS_MAX * ACC_STRIDE]);
 #[repr(C, align(64))]
 struct Unpacked([f32; TASK_TILES * LANES * UNPACKED_MAX]);
 
-/// Asks for the line at `p`, to be written.
-#[inline(always)]
-fn prefetch(p: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, and is no operation where the CPU does not have it.
-    unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
 per_isa! {
     /// `to[i]` is the bf16 number `from[i]`, exactly; `values` is a multiple of 16.
     unsafe fn unpack_bf16(from: *const u16, to: *mut f32, values: usize) = unpack_bf16_body;
@@ -455,7 +443,7 @@ impl GemmArgs {
         };
         for row in row..row + rows {
             for tile in tile..tile + tiles {
-                prefetch(out.wrapping_add(row * row_stride + tile * LANES));
+                expect(out.wrapping_add(row * row_stride + tile * LANES));
             }
         }
     }

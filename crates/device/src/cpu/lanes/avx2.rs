@@ -154,6 +154,45 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn even_twice(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe { Avx2(_mm256_moveldup_ps(self.0), _mm256_moveldup_ps(self.1)) }
+    }
+
+    #[inline(always)]
+    fn odd_twice(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe { Avx2(_mm256_movehdup_ps(self.0), _mm256_movehdup_ps(self.1)) }
+    }
+
+    #[inline(always)]
+    fn entry_of_rows(self, k: usize) -> Self {
+        let (a, b) = (self.0, self.1);
+        // SAFETY: the value exists, so the CPU has AVX2.
+        unsafe {
+            match k {
+                0 => Avx2(_mm256_permute_ps::<0x00>(a), _mm256_permute_ps::<0x00>(b)),
+                1 => Avx2(_mm256_permute_ps::<0x55>(a), _mm256_permute_ps::<0x55>(b)),
+                2 => Avx2(_mm256_permute_ps::<0xaa>(a), _mm256_permute_ps::<0xaa>(b)),
+                _ => Avx2(_mm256_permute_ps::<0xff>(a), _mm256_permute_ps::<0xff>(b)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn row_of_four(self, k: usize) -> Self {
+        let half = if k < 2 { self.0 } else { self.1 };
+        // SAFETY: the value exists, so the CPU has AVX2.
+        let row = unsafe {
+            match k % 2 {
+                0 => _mm256_permute2f128_ps::<0x00>(half, half),
+                _ => _mm256_permute2f128_ps::<0x11>(half, half),
+            }
+        };
+        Avx2(row, row)
+    }
+
+    #[inline(always)]
     fn gt_mask(self, o: Self) -> u32 {
         // SAFETY: the value exists, so the CPU has AVX2.
         unsafe {

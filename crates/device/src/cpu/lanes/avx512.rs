@@ -128,6 +128,44 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn even_twice(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        Avx512(unsafe { _mm512_moveldup_ps(self.0) })
+    }
+
+    #[inline(always)]
+    fn odd_twice(self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        Avx512(unsafe { _mm512_movehdup_ps(self.0) })
+    }
+
+    #[inline(always)]
+    fn entry_of_rows(self, k: usize) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        Avx512(unsafe {
+            match k {
+                0 => _mm512_permute_ps::<0x00>(self.0),
+                1 => _mm512_permute_ps::<0x55>(self.0),
+                2 => _mm512_permute_ps::<0xaa>(self.0),
+                _ => _mm512_permute_ps::<0xff>(self.0),
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn row_of_four(self, k: usize) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX-512.
+        Avx512(unsafe {
+            match k {
+                0 => _mm512_shuffle_f32x4::<0x00>(self.0, self.0),
+                1 => _mm512_shuffle_f32x4::<0x55>(self.0, self.0),
+                2 => _mm512_shuffle_f32x4::<0xaa>(self.0, self.0),
+                _ => _mm512_shuffle_f32x4::<0xff>(self.0, self.0),
+            }
+        })
+    }
+
+    #[inline(always)]
     fn gt_mask(self, o: Self) -> u32 {
         // SAFETY: the value exists, so the CPU has AVX-512.
         u32::from(unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, o.0) })

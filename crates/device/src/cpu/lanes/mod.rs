@@ -108,6 +108,14 @@ pub trait Lanes: Copy {
     fn quiet(self) -> Self;
     /// Lane `l` is lane `l ^ 1`.
     fn swap_pairs(self) -> Self;
+    /// Lane `l` is lane `l & !1`.
+    fn even_twice(self) -> Self;
+    /// Lane `l` is lane `l | 1`.
+    fn odd_twice(self) -> Self;
+    /// Lane `l` is lane `l / 4 * 4 + k`, `k < 4`: an entry of each row of a matrix of four.
+    fn entry_of_rows(self, k: usize) -> Self;
+    /// Lane `l` is lane `4 k + l % 4`, `k < 4`: a row of a matrix of four, four times.
+    fn row_of_four(self, k: usize) -> Self;
     /// Bit `l` is 1 where lane `l > o`.
     fn gt_mask(self, o: Self) -> u32;
     /// Bit `l` is 1 where lane `l` is NaN.
@@ -141,6 +149,27 @@ pub trait Lanes: Copy {
     }
     /// The greatest lane, by the same tree of [`Lanes::max`] (lower lanes are the first operand).
     fn greatest(self) -> f32;
+}
+
+/// Asks for the line at `p`, which need not be there, to be written: where nothing has them near,
+/// lines that are written one after the other otherwise come one after the other.
+#[inline(always)]
+pub fn expect<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and is no operation where the CPU does not have it.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// [`expect`] of all lines of a row.
+#[inline(always)]
+pub fn expect_row(row: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        expect(row.wrapping_add(line));
+    }
 }
 
 /// Defines `unsafe fn $name(isa, args..)`, which runs `$body::<V>(args..)` compiled for the

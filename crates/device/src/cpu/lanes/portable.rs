@@ -123,6 +123,26 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn even_twice(self) -> Self {
+        Portable(from_fn(|l| self.0[l & !1]))
+    }
+
+    #[inline(always)]
+    fn odd_twice(self) -> Self {
+        Portable(from_fn(|l| self.0[l | 1]))
+    }
+
+    #[inline(always)]
+    fn entry_of_rows(self, k: usize) -> Self {
+        Portable(from_fn(|l| self.0[l / 4 * 4 + k]))
+    }
+
+    #[inline(always)]
+    fn row_of_four(self, k: usize) -> Self {
+        Portable(from_fn(|l| self.0[4 * k + l % 4]))
+    }
+
+    #[inline(always)]
     fn gt_mask(self, o: Self) -> u32 {
         (0..LANES).fold(0, |m, l| m | u32::from(self.0[l] > o.0[l]) << l)
     }

@@ -127,6 +127,15 @@ enum Row {
     Plain(*const f32),
 }
 
+impl Row {
+    fn address(self) -> *const f32 {
+        match self {
+            Row::Plain(at) => at,
+            Row::Kept(at) => at.cast(),
+        }
+    }
+}
+
 /// The rows that a token sees, in order.
 struct List {
     window_first: usize,
@@ -245,6 +254,14 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
         };
         let mut decoded = [const { MaybeUninit::<f32>::uninit() }; BLOCK * HEAD_DIM_MAX];
         let mut next = places(0);
+        // No block before the first asks for its rows: all at once, they come side by side. The row
+        // before, if it is one of the same sequence, has seen nearly the same.
+        let alone = row == 0 || *a.tables.token_seq.add(row) != *a.tables.token_seq.add(row - 1);
+        for place in next.iter().filter(|_| alone) {
+            for d in (0..a.dim).step_by(LANES) {
+                V::fetch(place.address().wrapping_add(d));
+            }
+        }
         for start in (0..total).step_by(BLOCK) {
             let n = (total - start).min(BLOCK);
             let now = next;
@@ -267,10 +284,7 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
                 core::array::from_fn(|h| out.wrapping_add(h.min(heads - 1) * a.dim).cast_const());
             if start + BLOCK < total {
                 next = places(start + BLOCK);
-                ahead = next.map(|place| match place {
-                    Row::Plain(at) => at,
-                    Row::Kept(at) => at.cast(),
-                });
+                ahead = next.map(Row::address);
             }
             let ahead = Ahead { rows: &ahead, asked: 0, none: rows[0] };
             block::<V, H, N>(a.dim, scale, (&rows[..n], ahead), &mut state);

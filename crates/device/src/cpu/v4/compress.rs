@@ -7,8 +7,10 @@
 //! a = fma(p, k, a) over the slots in order from 0; row = a / s. Then the RMS norm with its weight,
 //! and the rotation of position m i; the row is kept as [`super::code`] says.
 
+use core::mem::MaybeUninit;
+
 use super::super::isa::Isa;
-use super::super::lanes::{LANES, Lanes, per_isa};
+use super::super::lanes::{LANES, Lanes, expect_row, per_isa};
 use super::super::math::exp_lanes;
 use super::super::norm::norm_row;
 use super::code::CHANNELS_MAX;
@@ -80,8 +82,9 @@ impl StateStore {
     pub unsafe fn run(&self, row: usize) {
         // SAFETY: the caller's contract.
         unsafe {
-            let to = self.to.of_slot(*self.write_slots.add(row) as usize).cast::<f32>();
-            let cols = self.to.codec.dim;
+            let to = self.to.of_slot(*self.write_slots.add(row) as usize);
+            expect_row(to, self.to.codec.row_bytes());
+            let (to, cols) = (to.cast::<f32>(), self.to.codec.dim);
             core::ptr::copy_nonoverlapping(self.x.add(row * cols), to, cols);
         }
     }
@@ -148,37 +151,58 @@ unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize) {
             n += 1;
         }
         let kept = a.to.of_slot(*a.write_slots.add(row) as usize);
-        let mut rounded = [0f32; CHANNELS_MAX];
+        expect_row(kept, a.to.codec.row_bytes());
+        // The slots lie apart: read a few channels of each at a time, they would come line by line.
+        for slot in &slots[..n] {
+            for c in (0..dim).step_by(LANES) {
+                V::fetch(slot.gates.add(c));
+                V::fetch(slot.values.add(c));
+            }
+        }
+        let mut rounded = [const { MaybeUninit::<f32>::uninit() }; CHANNELS_MAX];
         let plain = a.to.codec.is_plain();
-        let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr() };
-        for c in (0..dim).step_by(LANES) {
-            pool::<V>(&slots[..n], c).store(to.add(c));
+        let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr().cast() };
+        let whole = dim / (4 * LANES) * (4 * LANES);
+        for c in (0..whole).step_by(4 * LANES) {
+            pool::<V, 4>(&slots[..n], c, to);
+        }
+        for c in (whole..dim).step_by(LANES) {
+            pool::<V, 1>(&slots[..n], c, to);
         }
         norm_row::<V>(to, a.norm, to, dim, a.eps);
         let turn = Turn::new(&a.rope, first, 1.0);
         turn.apply::<V>(to.add(dim - a.rope.rotary));
         if !plain {
-            a.to.codec.encode(&mut rounded[..dim], kept);
+            a.to.codec.encode(core::slice::from_raw_parts_mut(to, dim), kept);
         }
     }
 }
 
-/// Sixteen channels from `c`.
+/// `N` vectors of channels from `c` on, so that the lines of a slot are read in runs.
 #[inline(always)]
-unsafe fn pool<V: Lanes>(slots: &[Slot], c: usize) -> V {
+unsafe fn pool<V: Lanes, const N: usize>(slots: &[Slot], c: usize, to: *mut f32) {
     // SAFETY: the caller's contract.
     unsafe {
-        let gate = |s: &Slot| V::load(s.gates.add(c)).add(V::load(s.ape.add(c)));
-        let mut top = gate(&slots[0]);
+        let gate = |s: &Slot, v: usize| {
+            let at = c + v * LANES;
+            V::load(s.gates.add(at)).add(V::load(s.ape.add(at)))
+        };
+        let mut top: [V; N] = core::array::from_fn(|v| gate(&slots[0], v));
         for s in &slots[1..] {
-            top = gate(s).max(top);
+            for (v, top) in top.iter_mut().enumerate() {
+                *top = gate(s, v).max(*top);
+            }
         }
-        let (mut sum, mut acc) = (V::splat(0.0), V::splat(0.0));
+        let (mut sum, mut acc) = ([V::splat(0.0); N], [V::splat(0.0); N]);
         for s in slots {
-            let p = exp_lanes(gate(s).sub(top));
-            sum = sum.add(p);
-            acc = p.fma(V::load(s.values.add(c)), acc);
+            for v in 0..N {
+                let p = exp_lanes(gate(s, v).sub(top[v]));
+                sum[v] = sum[v].add(p);
+                acc[v] = p.fma(V::load(s.values.add(c + v * LANES)), acc[v]);
+            }
         }
-        acc.div(sum)
+        for v in 0..N {
+            acc[v].div(sum[v]).store(to.add(c + v * LANES));
+        }
     }
 }

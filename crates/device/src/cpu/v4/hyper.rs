@@ -102,8 +102,7 @@ unsafe impl Sync for HyperOut {}
 
 /// Most outputs of a projection: 4 streams have 24.
 const OUTPUTS_MAX: usize = 32;
-/// Rows of a task, at most, which share the loads of the projection and a vector of Sinkhorn's
-/// iteration; shapes speed, not bits.
+/// Rows of a task, at most, which share the loads of the projection; shapes speed, not bits.
 const ROWS_MAX: usize = LANES;
 
 impl HyperStart {
@@ -173,8 +172,7 @@ unsafe fn hyper_in_body<V: Lanes>(a: &HyperIn, first: usize, end: usize) {
     let count = end - first;
     let mut x = [core::ptr::null::<f32>(); ROWS_MAX];
     let mut z = [[0f32; OUTPUTS_MAX]; ROWS_MAX];
-    // Entry by entry of the matrix, a lane a row.
-    let mut m = [[0f32; ROWS_MAX]; LANES];
+    let mut m = [[0f32; LANES]; ROWS_MAX];
     // SAFETY: the caller's contract; `z` has room for the outputs of 4 streams.
     unsafe {
         for (row, x) in (first..end).zip(&mut x) {
@@ -200,19 +198,17 @@ unsafe fn hyper_in_body<V: Lanes>(a: &HyperIn, first: usize, end: usize) {
             for k in 0..n {
                 *mix.add(k) = 2.0 * gates[n + k];
             }
-            for (e, m) in m.iter_mut().enumerate().take(n * n) {
-                m[i] = weigh(2 * n + e, 2);
+            for (e, m) in m[i].iter_mut().enumerate().take(n * n) {
+                *m = weigh(2 * n + e, 2);
             }
         }
         if a.mix.is_null() {
             return;
         }
-        sinkhorn::<V>(&mut m, (n, count), a.iters, a.hyper_eps);
-        for (i, row) in (first..end).enumerate() {
+        sinkhorn::<V>(&mut m[..count], n, a.iters, a.hyper_eps);
+        for (m, row) in m.iter().zip(first..end) {
             let mix = a.mix.add(row * (n + n * n) + n);
-            for (e, m) in m.iter().enumerate().take(n * n) {
-                *mix.add(e) = m[i];
-            }
+            core::ptr::copy_nonoverlapping(m.as_ptr(), mix, n * n);
         }
     }
 }
@@ -232,6 +228,7 @@ unsafe fn project<V: Lanes>(
         unsafe {
             row += match (V::ISA, x.len()) {
                 (Isa::Avx512, 4..) => project_rows::<V, 4, 4>(a, x, outputs, z),
+                (Isa::Avx512, 2..) => project_rows::<V, 2, 8>(a, x, outputs, z),
                 (Isa::Avx512, _) => project_rows::<V, 1, 8>(a, x, outputs, z),
                 _ => project_rows::<V, 1, 4>(a, x, outputs, z),
             }
@@ -281,7 +278,12 @@ unsafe fn dots<V: Lanes, const R: usize, const O: usize>(
         for i in (0..width).step_by(LANES) {
             let mut p = [V::splat(0.0); O];
             for (o, p) in p.iter_mut().enumerate() {
-                *p = V::load(projection.add(o * width + i));
+                let line = projection.add(o * width + i);
+                if R < 4 {
+                    // Few rows are over before the machine has seen that the next outputs follow.
+                    V::fetch(line.wrapping_add(O * width));
+                }
+                *p = V::load(line);
             }
             for (r, x) in x[..R].iter().enumerate() {
                 let v = V::load(x.add(i));

@@ -24,8 +24,6 @@ const KEYS_MANY: usize = 1024;
 const KEYS_LEAST: usize = 64;
 /// Tokens that are many.
 const ROWS_MANY: u32 = 8;
-/// Scores whose keys a thread keeps while it selects.
-const PARTITION_MAX: usize = 2048;
 
 /// Scores of closed rows.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +55,8 @@ pub struct IndexScores {
 /// The rows with the greatest scores.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexTopK {
+    /// Instruction set.
+    pub isa: Isa,
     /// Token rows, live and padded.
     pub rows: u32,
     /// Tokens of a compressed row.
@@ -266,13 +266,13 @@ unsafe fn totals_of<V: Lanes, const N: usize, const K: usize>(
     }
 }
 
-/// A score as an integer of the same order: NaN lowest, both zeros equal.
+/// A score as an integer of the same order: NaN lowest, both zeros equal. No branch, so that a vector
+/// of scores becomes a vector of keys.
+#[inline(always)]
 fn key(score: f32) -> u32 {
-    if score.is_nan() {
-        return 0;
-    }
     let bits = (score + 0.0).to_bits();
-    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+    let key = bits ^ (((bits as i32) >> 31) as u32 | 1 << 31);
+    if score.is_nan() { 0 } else { key }
 }
 
 impl IndexTopK {
@@ -294,24 +294,30 @@ impl IndexTopK {
                 return;
             }
             let scores = core::slice::from_raw_parts(self.scores.add(row * self.rows_max), closed);
-            select(scores, out);
+            select(self.isa, scores, out);
         }
     }
 }
 
-/// The indices of the `out.len()` greatest scores, ascending. There are more scores than that.
-fn select(scores: &[f32], out: &mut [u32]) {
-    let (threshold, mut wanted) = match scores.len() {
-        ..=PARTITION_MAX => by_partition(scores, out.len()),
-        _ => by_digits(scores, out.len()),
-    };
-    // `wanted` of those with the threshold's own key are left: the first ones.
+per_isa! {
+    /// The indices of the `out.len()` greatest scores, ascending. There are more scores than that.
+    unsafe fn select(scores: &[f32], out: &mut [u32]) = select_body;
+}
+
+// Plain integers, of which each instruction set makes its own vectors.
+#[allow(clippy::extra_unused_type_parameters)]
+#[inline(always)]
+unsafe fn select_body<V: Lanes>(scores: &[f32], out: &mut [u32]) {
+    let threshold = threshold(scores, out.len());
+    // Of those with the threshold's own key, the first that are wanted.
+    let above = count(scores, |k| k > threshold);
+    let mut ties = out.len() - above;
     let mut at = 0;
     for (i, &s) in scores.iter().enumerate() {
         let k = key(s);
-        let tied = k == threshold && wanted > 0;
+        let tied = k == threshold && ties > 0;
         if k > threshold || tied {
-            wanted -= usize::from(tied);
+            ties -= usize::from(tied);
             out[at] = i as u32;
             at += 1;
         }
@@ -319,48 +325,44 @@ fn select(scores: &[f32], out: &mut [u32]) {
     assert_eq!(at, out.len(), "as many rows are selected as were asked for");
 }
 
-/// The key of the last of the `wanted` greatest scores, and how many of that key are wanted.
-fn by_partition(scores: &[f32], wanted: usize) -> (u32, usize) {
-    let mut keys = [0u32; PARTITION_MAX];
-    let keys = &mut keys[..scores.len()];
-    for (k, s) in keys.iter_mut().zip(scores) {
-        *k = key(*s);
+/// The key of the last of the `wanted` greatest scores (or one that divides them from the others as
+/// well), bit by bit from the greatest: each costs one count, which compares a vector at a time.
+#[inline(always)]
+fn threshold(scores: &[f32], wanted: usize) -> u32 {
+    let mut threshold = 0;
+    for bit in (0..32).rev() {
+        let higher = threshold | 1 << bit;
+        let reach = count(scores, |k| k >= higher);
+        if reach >= wanted {
+            threshold = higher;
+        }
+        if reach == wanted {
+            break;
+        }
     }
-    let (greater, &mut threshold, _) = keys.select_nth_unstable_by(wanted - 1, |a, b| b.cmp(a));
-    let greater = greater.iter().filter(|k| **k > threshold).count();
-    (threshold, wanted - greater)
+    threshold
 }
 
-/// As [`by_partition`] without memory for keys: eight bits of the key at a time.
-fn by_digits(scores: &[f32], mut wanted: usize) -> (u32, usize) {
-    let mut threshold = 0u32;
-    for shift in [24, 16, 8, 0] {
-        let mut counts = [0usize; 256];
-        let known = threshold.checked_shr(shift + 8).unwrap_or(0);
-        for &s in scores {
-            let k = key(s);
-            if k.checked_shr(shift + 8).unwrap_or(0) == known {
-                counts[(k >> shift & 255) as usize] += 1;
-            }
-        }
-        let mut digit = 255;
-        while counts[digit] < wanted {
-            wanted -= counts[digit];
-            digit -= 1;
-        }
-        threshold |= (digit as u32) << shift;
-    }
-    (threshold, wanted)
+#[inline(always)]
+fn count(scores: &[f32], of: impl Fn(u32) -> bool) -> usize {
+    scores.iter().map(|s| u32::from(of(key(*s)))).sum::<u32>() as usize
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::lanes::isas;
     use super::*;
 
     fn selected(scores: &[f32], k: usize) -> Vec<u32> {
-        let mut out = vec![0; k];
-        select(scores, &mut out);
-        out
+        let of = |isa| {
+            let mut out = vec![0; k];
+            // SAFETY: the instruction set is there.
+            unsafe { select(isa, scores, &mut out) };
+            out
+        };
+        let all: Vec<_> = isas().into_iter().map(of).collect();
+        assert!(all.windows(2).all(|w| w[0] == w[1]), "every instruction set selects the same");
+        all[0].clone()
     }
 
     #[test]
@@ -374,8 +376,7 @@ mod tests {
     #[test]
     fn selection_is_that_of_a_stable_sort() {
         let mut state = 9u64;
-        // Few and many scores, on both sides of what is selected from keys that are kept.
-        let sizes = (50..250).chain([PARTITION_MAX - 1, PARTITION_MAX, PARTITION_MAX + 1, 9000]);
+        let sizes = (50..250).chain([2048, 9000]);
         for size in sizes {
             let scores: Vec<f32> = (0..size)
                 .map(|_| {

@@ -6,8 +6,10 @@
 //! channel fma(x0, c, x1 * -s), odd channel fma(x1, c, x0 * s); back with -s. Rows are kept, and
 //! heads that are asked for are rounded, as [`super::code`] says.
 
+use core::mem::MaybeUninit;
+
 use super::super::isa::{Isa, KernelKind, counters};
-use super::super::lanes::{LANES, Lanes, per_isa};
+use super::super::lanes::{LANES, Lanes, expect_row, per_isa};
 use super::super::norm::{norm_row, root};
 use super::code::{CHANNELS_MAX, RowCodec};
 use super::paged::PagedRows;
@@ -143,43 +145,39 @@ unsafe fn window_store_body<V: Lanes>(a: &WindowStore, row: usize) {
     // SAFETY: the caller's contract.
     unsafe {
         let kept = a.to.of_slot(*a.write_slots.add(row) as usize);
-        let mut rounded = [0f32; HEAD_DIM_MAX];
+        expect_row(kept, a.to.codec.row_bytes());
+        let mut rounded = [const { MaybeUninit::<f32>::uninit() }; HEAD_DIM_MAX];
         let plain = a.to.codec.is_plain();
-        let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr() };
+        let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr().cast() };
         norm_row::<V>(a.kv.add(row * a.dim), a.norm, to, a.dim, a.eps);
         let turn = Turn::new(&a.rope, *a.positions.add(row) as usize, 1.0);
         turn.apply::<V>(to.add(a.dim - a.rope.rotary));
         if !plain {
-            a.to.codec.encode(&mut rounded[..a.dim], kept);
+            a.to.codec.encode(core::slice::from_raw_parts_mut(to, a.dim), kept);
         }
     }
 }
 
-/// A table row spread over the channels that it turns.
+/// The rotation of a position.
 pub(super) struct Turn {
-    cos: [f32; ROTARY_MAX],
-    sin: [f32; ROTARY_MAX],
+    /// Its row of the table.
+    row: *const f32,
     rotary: usize,
+    /// What a pair's two sines are multiplied with.
+    signs: [f32; LANES],
 }
 
 impl Turn {
     /// The rotation of `position`; `direction` is 1, or -1 to rotate back.
     ///
     /// # Safety
-    /// The table has the position.
+    /// The table has the position, and stays while the rotation is used.
     #[inline(always)]
     pub(super) unsafe fn new(rope: &TailRope, position: usize, direction: f32) -> Turn {
-        let mut turn = Turn { cos: [0.0; ROTARY_MAX], sin: [0.0; ROTARY_MAX], rotary: rope.rotary };
-        for i in 0..rope.rotary / 2 {
-            // SAFETY: the caller's contract.
-            let (c, s) = unsafe {
-                let at = rope.table.add(position * rope.rotary + 2 * i);
-                (*at, *at.add(1) * direction)
-            };
-            (turn.cos[2 * i], turn.cos[2 * i + 1]) = (c, c);
-            (turn.sin[2 * i], turn.sin[2 * i + 1]) = (-s, s);
-        }
-        turn
+        let signs = core::array::from_fn(|l| if l % 2 == 0 { -direction } else { direction });
+        // SAFETY: the caller's contract.
+        let row = unsafe { rope.table.add(position * rope.rotary) };
+        Turn { row, rotary: rope.rotary, signs }
     }
 
     /// Turns the channels at `x` in place.
@@ -192,11 +190,12 @@ impl Turn {
         let mut i = 0;
         while i < self.rotary {
             let n = (self.rotary - i).min(LANES);
-            // SAFETY: the caller's contract; the arrays have whole vectors.
+            // SAFETY: the caller's contract; the table's row has as many values as channels turn.
             unsafe {
                 let v = V::load_part(x.add(i), n);
-                let sin = V::load(self.sin.as_ptr().add(i));
-                let cos = V::load(self.cos.as_ptr().add(i));
+                let turns = V::load_part(self.row.add(i), n);
+                let sin = turns.odd_twice().mul(V::load(self.signs.as_ptr()));
+                let cos = turns.even_twice();
                 v.fma(cos, v.swap_pairs().mul(sin)).quiet().store_part(x.add(i), n);
             }
             i += LANES;

@@ -8,7 +8,7 @@
 
 use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
-use super::super::math::{exp_lanes, ln};
+use super::super::math::{exp_lanes, ln_lanes};
 
 /// Experts, at most.
 pub const EXPERTS_MAX: usize = 1024;
@@ -74,16 +74,16 @@ unsafe fn route_body<V: Lanes>(a: &Route, row: usize) {
         let logits = core::slice::from_raw_parts(a.logits.add(row * n), n);
         for i in (0..n).step_by(LANES) {
             let count = (n - i).min(LANES);
-            let mut e = [0f32; LANES];
-            for (e, z) in e.iter_mut().zip(&logits[i..]) {
-                *e = -z.abs();
-            }
+            let mut z = [0f32; LANES];
+            z[..count].copy_from_slice(&logits[i..i + count]);
+            let mut e = z.map(|z| -z.abs());
             exp_lanes(V::load(e.as_ptr())).store(e.as_mut_ptr());
-            for (j, e) in e.iter().enumerate().take(count) {
-                let z = logits[i + j];
-                let softplus = f64::from(if z > 0.0 { z } else { 0.0 }) + ln(1.0 + f64::from(*e));
-                scores[i + j] = if z.is_nan() { f32::NAN } else { (softplus as f32).sqrt() };
+            let logs = ln_lanes(e.map(|e| 1.0 + f64::from(e)));
+            for l in 0..LANES {
+                let softplus = f64::from(if z[l] > 0.0 { z[l] } else { 0.0 }) + logs[l];
+                e[l] = if z[l].is_nan() { f32::NAN } else { (softplus as f32).sqrt() };
             }
+            scores[i..i + count].copy_from_slice(&e[..count]);
         }
         let chosen = core::slice::from_raw_parts_mut(a.chosen.add(row * k), k);
         if a.table.is_null() {
@@ -104,7 +104,7 @@ unsafe fn route_body<V: Lanes>(a: &Route, row: usize) {
 
 /// The experts with the greatest score plus bias.
 fn choose(scores: &[f32], bias: &[f32], chosen: &mut [u32]) {
-    let mut taken = [false; EXPERTS_MAX];
+    let mut taken = [0u64; EXPERTS_MAX / 64];
     for slot in chosen {
         let mut best: Option<(usize, f32)> = None;
         for (e, (s, b)) in scores.iter().zip(bias).enumerate() {
@@ -113,12 +113,12 @@ fn choose(scores: &[f32], bias: &[f32], chosen: &mut [u32]) {
                 None => true,
                 Some((_, most)) => v > most || (most.is_nan() && !v.is_nan()),
             };
-            if !taken[e] && better {
+            if taken[e / 64] >> (e % 64) & 1 == 0 && better {
                 best = Some((e, v));
             }
         }
         let (e, _) = best.expect("a token has no more experts than there are");
-        taken[e] = true;
+        taken[e / 64] |= 1 << (e % 64);
         *slot = e as u32;
     }
 }

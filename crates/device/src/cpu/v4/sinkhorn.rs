@@ -1,40 +1,35 @@
 //! Sinkhorn's iteration: matrices of positive numbers become (nearly) doubly stochastic.
 //!
 //! Its definition stands in [`super::hyper`]. Each step divides, and divisions follow each other, so
-//! that many matrices take a lane each and advance together; their bits are those of each alone.
+//! that some matrices advance together; their bits are those of each alone.
 
 use super::super::lanes::{LANES, Lanes};
 use super::super::math::exp_lanes;
 
-/// So many matrices are worth vectors of which most lanes may be idle.
-const TOGETHER: usize = 6;
-
-/// `count` matrices (up to 16) of `n` (up to 4) rows and columns; `m` has an entry of all of them
-/// next to each other.
+/// Matrices of `n` (up to 4) rows and columns, row after row.
 ///
 /// # Safety
 /// The instruction set of `V` is available.
 #[inline(always)]
-pub(super) unsafe fn sinkhorn<V: Lanes>(
-    m: &mut [[f32; LANES]; LANES],
-    (n, count): (usize, usize),
-    iters: u32,
-    eps: f32,
-) {
+pub(super) unsafe fn sinkhorn<V: Lanes>(m: &mut [[f32; LANES]], n: usize, iters: u32, eps: f32) {
     // SAFETY: the caller's contract.
     unsafe {
-        if count >= TOGETHER {
-            return together::<V>(m, n, iters, eps);
+        if n < 4 {
+            for m in m {
+                alone::<V>(m, n, iters, eps);
+            }
+            return;
         }
-        for i in 0..count {
-            let mut one = [0f32; LANES];
-            for (one, m) in one.iter_mut().zip(m.iter()) {
-                *one = m[i];
-            }
-            alone::<V>(&mut one, n, iters, eps);
-            for (m, one) in m.iter_mut().zip(one) {
-                m[i] = one;
-            }
+        let (fours, rest) = m.as_chunks_mut::<4>();
+        for four in fours {
+            of_four::<V, 4>(four, iters, eps);
+        }
+        let (twos, rest) = rest.as_chunks_mut::<2>();
+        for two in twos {
+            of_four::<V, 2>(two, iters, eps);
+        }
+        for one in rest {
+            of_four::<V, 1>(core::array::from_mut(one), iters, eps);
         }
     }
 }
@@ -62,37 +57,29 @@ unsafe fn alone<V: Lanes>(m: &mut [f32; LANES], n: usize, iters: u32, eps: f32) 
     }
 }
 
-/// A lane each.
+/// `M` matrices of four rows, each in a vector.
 #[inline(always)]
-unsafe fn together<V: Lanes>(m: &mut [[f32; LANES]; LANES], n: usize, iters: u32, eps: f32) {
-    // SAFETY: the caller has the instruction set; an entry is one vector.
+unsafe fn of_four<V: Lanes, const M: usize>(m: &mut [[f32; LANES]; M], iters: u32, eps: f32) {
+    // SAFETY: the caller has the instruction set; a matrix is one vector.
     unsafe {
         let (zero, eps) = (V::splat(0.0), V::splat(eps));
-        let mut v = [zero; LANES];
-        for (v, m) in v.iter_mut().zip(m.iter()) {
-            *v = V::load(m.as_ptr());
-        }
-        for row in v[..n * n].chunks_exact_mut(n) {
-            let (mut most, mut sum) = (row[0], zero);
-            for v in row.iter() {
-                most = v.max(most);
+        let mut v: [V; M] = core::array::from_fn(|i| V::load(m[i].as_ptr()));
+        for v in &mut v {
+            let mut most = v.entry_of_rows(0);
+            for k in 0..4 {
+                most = v.entry_of_rows(k).max(most);
             }
-            for v in row.iter_mut() {
-                *v = exp_lanes(v.sub(most));
-                sum = sum.add(*v);
-            }
-            for v in row.iter_mut() {
-                *v = v.div(sum).add(eps);
-            }
+            let e = exp_lanes(v.sub(most));
+            *v = e.div(sum(zero, |k| e.entry_of_rows(k))).add(eps);
         }
         for iter in 0..iters.max(1) {
             if iter > 0 {
-                for j in 0..n {
-                    normalize(&mut v, j * n, 1, n, eps);
+                for v in &mut v {
+                    *v = v.div(sum(zero, |k| v.entry_of_rows(k)).add(eps));
                 }
             }
-            for k in 0..n {
-                normalize(&mut v, k, n, n, eps);
+            for v in &mut v {
+                *v = v.div(sum(zero, |k| v.row_of_four(k)).add(eps));
             }
         }
         for (v, m) in v.iter().zip(m) {
@@ -101,18 +88,10 @@ unsafe fn together<V: Lanes>(m: &mut [[f32; LANES]; LANES], n: usize, iters: u32
     }
 }
 
-/// `n` entries from `first` on, `step` apart, divided by (their sum + eps).
+/// The sum of four, in order, from zero.
 #[inline(always)]
-fn normalize<V: Lanes>(v: &mut [V; LANES], first: usize, step: usize, n: usize, eps: V) {
-    // SAFETY: `eps` exists, so its instruction set does.
-    let mut sum = unsafe { V::splat(0.0) };
-    for i in 0..n {
-        sum = sum.add(v[first + i * step]);
-    }
-    let sum = sum.add(eps);
-    for i in 0..n {
-        v[first + i * step] = v[first + i * step].div(sum);
-    }
+fn sum<V: Lanes>(zero: V, of: impl Fn(usize) -> V) -> V {
+    zero.add(of(0)).add(of(1)).add(of(2)).add(of(3))
 }
 
 #[inline(always)]
@@ -120,5 +99,46 @@ fn columns(m: &mut [f32; LANES], n: usize, eps: f32) {
     for k in 0..n {
         let sum = (0..n).fold(0.0, |a, j| a + m[j * n + k]) + eps;
         (0..n).for_each(|j| m[j * n + k] /= sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::lanes::{isas, per_isa};
+    use super::*;
+
+    per_isa! {
+        unsafe fn both(m: &mut [[f32; LANES]], alone: &mut [[f32; LANES]]) = both_body;
+    }
+
+    #[inline(always)]
+    unsafe fn both_body<V: Lanes>(m: &mut [[f32; LANES]], one: &mut [[f32; LANES]]) {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            sinkhorn::<V>(m, 4, 20, 1e-6);
+            for one in one {
+                alone::<V>(one, 4, 20, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn matrices_in_vectors_have_the_bits_of_the_definition_one_by_one() {
+        let entry = |i: usize| ((i * 7919 % 1009) as f32 - 504.0) / 97.0;
+        for count in [1, 2, 3, 4, 7, 16] {
+            let from: Vec<[f32; LANES]> =
+                (0..count).map(|m| core::array::from_fn(|e| entry(m * LANES + e))).collect();
+            for isa in isas() {
+                let (mut m, mut one) = (from.clone(), from.clone());
+                // SAFETY: the instruction set is there.
+                unsafe { both(isa, &mut m, &mut one) };
+                let bits = |m: &[[f32; LANES]]| -> Vec<u32> {
+                    m.as_flattened().iter().map(|v| v.to_bits()).collect()
+                };
+                assert_eq!(bits(&m), bits(&one), "{count} matrices, {isa}");
+                let column: f32 = m[0].iter().step_by(4).sum();
+                assert!((column - 1.0).abs() < 1e-4, "a column adds up to {column}");
+            }
+        }
     }
 }
