@@ -5,9 +5,10 @@
 #   bench/gpu_suite.sh pack DIR          where Rust is: compiles kernels, suite and binary, packs them
 #   bench/gpu_suite.sh run DIR [ARGS]    where the GPU is (driver 580 or newer, glibc 2.34 or newer)
 #
-# ARGS: --only products,right,quantised,bits,lanes,kernels,endurance,speed,served
+# ARGS: --only products,right,quantised,bits,lanes,kernels,endurance,ahead,speed,served
 #       --shapes qwen3-0.6b,qwen3-8b   --rows 1,8,32,64,96
 #       --peer FILES                   what the peer's script wrote in the same run, for speed
+#       --pipelined on,off             speed with a step launched ahead, and one at a time
 #       --model FILE                   a real model: chats over HTTP, answers beside the CPU device
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -217,6 +217,7 @@ pub fn knobs(settings: &Settings) -> Knobs {
             _ => IndexDtype::F32,
         },
         lanes: count("decode.lanes"),
+        pipelined: settings.flag("decode.pipelined"),
         drafts: count("decode.mtp-drafts"),
         context_tokens: count("model.context-length"),
         audit_rate: count("audit.rate"),

@@ -1,11 +1,13 @@
 //! The suite of a machine with a GPU: right answers, equal bits, speed. Prints a short table last.
 //!
 //! `gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] [--model FILE] [--lockstep FILE]
-//! [--peer FILES]`
-//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,speed,served`; FILES are what
-//! the peer's script wrote in the same run, which `speed` then prints beside its own.
+//! [--peer FILES] [--pipelined on,off]`
+//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,ahead,speed,served`; FILES are
+//! what the peer's script wrote in the same run, which `speed` then prints beside its own.
 #![allow(clippy::print_stdout)]
 
+#[path = "gpu_suite/ahead.rs"]
+mod ahead;
 #[path = "gpu_suite/bed.rs"]
 mod bed;
 #[path = "gpu_suite/bits.rs"]
@@ -58,7 +60,7 @@ fn main() -> ExitCode {
     let Some(fixtures) = args.first().map(PathBuf::from) else {
         eprintln!(
             "usage: gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] \
-             [--model FILE] [--lockstep FILE] [--peer FILES]"
+             [--pipelined on,off] [--model FILE] [--lockstep FILE] [--peer FILES]"
         );
         return ExitCode::from(2);
     };
@@ -67,8 +69,10 @@ fn main() -> ExitCode {
         let text = at.and_then(|i| args.get(i + 1)).map_or(default, String::as_str);
         text.split(',').map(str::to_string).collect::<Vec<_>>()
     };
-    let parts =
-        option("--only", "products,right,quantised,bits,lanes,kernels,endurance,speed,served");
+    let parts = option(
+        "--only",
+        "products,right,quantised,bits,lanes,kernels,endurance,ahead,speed,served",
+    );
     let file = |name: &str| option(name, "").first().filter(|f| !f.is_empty()).map(PathBuf::from);
     let real = file("--model");
     let beside = || std::env::current_exe().ok().map(|exe| exe.with_file_name("lockstep"));
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
     let peer = speed::Peer::new(&option("--peer", ""));
     let rows: Vec<usize> =
         option("--rows", "1,8,32,64,96").iter().filter_map(|r| r.parse().ok()).collect();
+    let ways = option("--pipelined", "on");
     let mut table = Table::default();
     let device = bed::gpu();
     let (major, minor) = device.capability();
@@ -104,7 +109,12 @@ fn main() -> ExitCode {
                 served::run(&binary, real.as_deref(), shape, &mut table);
             }
             "endurance" => endurance::run(&fixtures, &mut table),
-            "speed" => shapes.iter().for_each(|s| speed::run(s, &rows, &peer, &mut table)),
+            "ahead" => ahead::run(&fixtures, &mut table),
+            "speed" => {
+                for (shape, way) in shapes.iter().flat_map(|s| ways.iter().map(move |w| (s, w))) {
+                    speed::run((shape, way != "off"), &rows, &peer, &mut table);
+                }
+            }
             other => table.verdict(false, format!("there is no part {other}")),
         }
     }

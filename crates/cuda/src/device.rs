@@ -1,6 +1,7 @@
 //! The CUDA device behind the port.
 
 use crate::CudaError;
+use crate::ahead::{Ahead, RELAY};
 use crate::away::{Base, CudaAway, CudaWorkshop};
 use crate::backend::CudaBackend;
 use crate::captured::{self, Captured};
@@ -15,7 +16,7 @@ use lockstep_device::{
     Workshop,
 };
 use lockstep_flow::Lease;
-use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, WeightData};
+use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, Relay, WeightData};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -34,11 +35,12 @@ pub struct CudaDevice {
     execs: Vec<Option<Exec>>,
     pub(crate) arenas: Vec<Place>,
     digests: Digests,
-    timer: Timer,
+    pub(crate) timer: Timer,
+    pub(crate) ahead: Ahead,
     pub(crate) base: Arc<Base>,
     pub(crate) style: Style,
     pub(crate) captured: Captured,
-    probe: Option<Arc<Probe>>,
+    pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) failed: Option<DeviceError>,
 }
 
@@ -55,6 +57,7 @@ impl CudaDevice {
             execs: Vec::new(),
             arenas: Vec::new(),
             digests: Digests::new(&driver)?,
+            ahead: Ahead::new(&driver)?,
             timer: Timer::new()?,
             base: Arc::new(Base { memory: Memory::new(&driver, backend), kernels, driver }),
             style: Style::default(),
@@ -220,6 +223,7 @@ impl Device for CudaDevice {
     }
 
     fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
+        self.ahead.at_rest("to free an arena")?;
         if self.execs.iter().flatten().any(|e| e.arena == arena) {
             return Err(DeviceError::State {
                 asked: "to free an arena",
@@ -290,6 +294,7 @@ impl Device for CudaDevice {
     }
 
     fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
+        self.ahead.at_rest("a loan")?;
         let lent = Place::Lent(self.arena_at(arena).len);
         match core::mem::replace(&mut self.arenas[arena.0 as usize], lent) {
             Place::Here(bytes) => Ok(Box::new(CudaAway {
@@ -304,6 +309,7 @@ impl Device for CudaDevice {
     }
 
     fn uninstall(&mut self, arena: ArenaId) -> Remains {
+        self.ahead.assert_at_rest("the end of an arena");
         let place = core::mem::replace(&mut self.arenas[arena.0 as usize], Place::Vacant);
         let of_it = |e: &mut Option<Exec>| e.take_if(|e| e.arena == arena);
         let execs: Vec<Exec> = self.execs.iter_mut().filter_map(of_it).collect();
@@ -314,11 +320,13 @@ impl Device for CudaDevice {
     }
 
     fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
+        self.ahead.settle_inputs(exec);
         let [bytes] = self.exec_mut(exec).input_mut([input]);
         bytes
     }
 
     fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
+        self.ahead.settle_inputs(exec);
         self.exec_mut(exec).input_mut(inputs)
     }
 
@@ -333,16 +341,22 @@ impl Device for CudaDevice {
             // SAFETY: the manifest was checked at seal and weights, state and arenas do not move;
             // the lease vouches for table entries.
             unsafe { device.exec(id).graph.launch()? };
-            if let Some(probe) = &device.probe {
-                probe.see(&device.base.driver, &device.timer, device.exec(id))?;
-            }
-            Ok(())
+            device.probe_step(id)
         });
-        let decode = self.exec(id).proven.plan().bucket.is_decode();
-        if let Some(probe) = self.probe.as_ref().filter(|_| decode) {
-            probe.replayed(start.elapsed());
-        }
+        self.probe_time(id, start.elapsed());
         self.latch(result)
+    }
+
+    fn relay(&self) -> Option<Relay> {
+        Some(RELAY)
+    }
+
+    fn launch(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        self.launch_ahead(id, lease)
+    }
+
+    fn await_step(&mut self, id: ExecId) -> Result<(), DeviceError> {
+        self.await_oldest(id)
     }
 
     fn eager(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
@@ -366,6 +380,7 @@ impl Device for CudaDevice {
     }
 
     fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
+        self.ahead.assert_at_rest("a look at a buffer");
         let exec = self.exec(exec);
         let bytes = exec.proven.plan().buffer(buffer).bytes;
         assert!(offset + out.len() as u64 <= bytes, "past the end of the buffer");
@@ -374,6 +389,7 @@ impl Device for CudaDevice {
     }
 
     fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
+        self.ahead.assert_at_rest("a copy of inputs");
         assert_eq!(
             self.exec(from).proven.digest(),
             self.exec(to).proven.digest(),
@@ -391,19 +407,21 @@ impl Device for CudaDevice {
     }
 
     fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
+        self.ahead.assert_at_rest("a comparison of buffers");
         let at = [a, b].map(|exec| {
             let exec = self.exec(exec);
             let bytes = exec.proven.plan().buffer(buffer).bytes;
             assert!(len <= bytes, "past the end of the buffer");
             exec.addresses.at(buffer)
         });
-        let Base { kernels, driver, .. } = &*self.base;
+        let kernels = &self.base.kernels;
         // SAFETY: inside the buffers by the assertion, which are aligned to 64; no step runs.
-        let found = unsafe { self.digests.first_difference(driver, kernels, at, len) };
+        let found = unsafe { self.digests.first_difference(kernels, at, len) };
         found.unwrap_or_else(|e| panic!("comparing buffers of the last step: {e}"))
     }
 
     fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.ahead.at_rest("a write of state")?;
         self.base.driver.bind()?;
         let (address, len) = self.base.memory.state(name)?;
         let end = offset.checked_add(bytes.len() as u64);
@@ -415,6 +433,7 @@ impl Device for CudaDevice {
     }
 
     fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.ahead.at_rest("a look at state")?;
         let (address, len) = self.base.memory.state(name)?;
         let end = offset.checked_add(out.len() as u64);
         assert!(end.is_some_and(|end| end <= len), "past the end of {name}");
@@ -446,15 +465,16 @@ impl Device for CudaDevice {
             let (_, len) = self.base.memory.state(name)?;
             assert!(last * page_bytes <= len, "past the end of {name}");
         }
-        let Base { memory, kernels, driver } = &*self.base;
+        let Base { memory, kernels, .. } = &*self.base;
         let range = |i: usize| {
             let buffer = &buffers[i % buffers.len()];
             let (address, _) = memory.state(&buffer.name).expect("checked above");
             let page = u64::from(pages[i / buffers.len()]);
             (address + page * buffer.page_bytes, buffer.page_bytes)
         };
-        // SAFETY: in bounds as checked above; pages are multiples of 8 bytes; no step runs.
-        unsafe { self.digests.of(driver, kernels, range, out)? };
+        // SAFETY: in bounds as checked above; pages are multiples of 8 bytes, and no step in flight
+        // writes one of these, which is the caller's promise.
+        unsafe { self.digests.of(kernels, range, out)? };
         Ok(())
     }
 
@@ -465,7 +485,7 @@ impl Device for CudaDevice {
         first: u64,
         out: &mut [u64],
     ) -> Result<(), DeviceError> {
-        let Base { memory, kernels, driver } = &*self.base;
+        let Base { memory, kernels, .. } = &*self.base;
         let (address, len, _) = memory.weight(name)?;
         let all = len.div_ceil(chunk_bytes.max(1));
         assert!(chunk_bytes > 0 && first + out.len() as u64 <= all, "past the end of {name}");
@@ -475,7 +495,7 @@ impl Device for CudaDevice {
             (address + offset, chunk_bytes.min(len - offset))
         };
         // SAFETY: in bounds as checked above; nothing writes a loaded weight.
-        unsafe { self.digests.of(driver, kernels, range, out)? };
+        unsafe { self.digests.of(kernels, range, out)? };
         Ok(())
     }
 

@@ -12,34 +12,39 @@ const ITEMS: usize = 1 << 14;
 /// Blocks that look for a difference, at most: eight a multiprocessor.
 const DIFFERENCE_BLOCKS: u64 = 1056;
 
-/// Room for the ranges and their digests, made once.
+/// Room for the ranges and their digests, made once, and a stream: digests of pages that have
+/// closed wait for no step in flight.
 #[derive(Debug)]
 pub struct Digests {
     host: PinnedBytes,
     device: DeviceBytes,
+    driver: Arc<Driver>,
 }
 
 impl Digests {
     /// Takes the room.
     pub fn new(driver: &Arc<Driver>) -> Result<Digests, CudaError> {
         let bytes = ITEMS * 24;
+        let driver = driver.beside()?;
         Ok(Digests {
-            host: PinnedBytes::new(driver, bytes)?,
-            device: DeviceBytes::new(driver, bytes as u64)?,
+            host: PinnedBytes::new(&driver, bytes)?,
+            device: DeviceBytes::new(&driver, bytes as u64)?,
+            driver,
         })
     }
 
     /// Digests `range(i)`, an address and a length, into `out[i]`.
     ///
     /// # Safety
-    /// Every range is memory of the GPU that nothing writes meanwhile, aligned to 8.
+    /// Every range is memory of the GPU that nothing writes meanwhile, aligned to 8, and whatever
+    /// wrote it last has been waited for.
     pub unsafe fn of(
         &mut self,
-        driver: &Driver,
         kernels: &Kernels,
         range: impl Fn(usize) -> (u64, u64),
         out: &mut [u64],
     ) -> Result<(), CudaError> {
+        let driver = &self.driver;
         driver.bind()?;
         for (batch, out) in out.chunks_mut(ITEMS).enumerate() {
             let (items, digests) = self.host.bytes_mut().split_at_mut(ITEMS * 16);
@@ -74,14 +79,14 @@ impl Digests {
     /// The first byte at which the `len` bytes at `a` and at `b` differ, looked for on the GPU.
     ///
     /// # Safety
-    /// Both are memory of the GPU that nothing writes meanwhile, aligned to 8.
+    /// As [`Digests::of`], for both.
     pub unsafe fn first_difference(
         &self,
-        driver: &Driver,
         kernels: &Kernels,
         [a, b]: [u64; 2],
         len: u64,
     ) -> Result<Option<u64>, CudaError> {
+        let driver = &self.driver;
         driver.bind()?;
         let out = self.device.address;
         let blocks = len.div_ceil(8 * 256).clamp(1, DIFFERENCE_BLOCKS) as u32;

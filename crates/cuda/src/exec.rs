@@ -2,6 +2,7 @@
 //! outputs.
 
 use crate::CudaError;
+use crate::ahead::COPIES;
 use crate::driver::{Driver, Graph, GraphExec, Node, PinnedBytes, Wait};
 use crate::fuse::Step;
 use crate::launch::Launch;
@@ -64,9 +65,11 @@ pub struct Exec {
     pub(crate) outputs: HostSide,
 }
 
-/// The host's copy of one region of the arena.
+/// The host's copies of one region of the arena.
 pub(crate) struct HostSide {
-    bytes: PinnedBytes,
+    copies: Vec<PinnedBytes>,
+    /// The one that is looked at.
+    shown: usize,
     /// Buffers in order of address: id, offset in the region, bytes, changed since the last copy.
     buffers: Vec<(BufferId, u64, u64, bool)>,
     /// The region's first byte on the GPU.
@@ -78,7 +81,7 @@ impl HostSide {
         driver: &Arc<Driver>,
         plan: &StepPlan,
         addresses: &Addresses,
-        wanted: impl Fn(BufferKind) -> bool,
+        (wanted, copies): (impl Fn(BufferKind) -> bool, usize),
     ) -> Result<HostSide, CudaError> {
         let mut buffers: Vec<_> = plan
             .buffer_ids()
@@ -91,13 +94,20 @@ impl HostSide {
         for b in &mut buffers {
             b.1 -= address;
         }
-        let bytes = PinnedBytes::new(driver, (end - address) as usize)?;
-        Ok(HostSide { bytes, buffers, address })
+        let copy = |_| PinnedBytes::new(driver, (end - address) as usize);
+        let copies = (0..copies).map(copy).collect::<Result<_, _>>()?;
+        Ok(HostSide { copies, shown: 0, buffers, address })
     }
 
     fn place(&self, id: BufferId) -> usize {
         let found = self.buffers.iter().position(|b| b.0 == id);
         found.unwrap_or_else(|| panic!("buffer {} is not of this side", id.0))
+    }
+
+    /// A buffer in the copy that is looked at.
+    fn buffer(&self, id: BufferId) -> &[u8] {
+        let (_, offset, bytes, _) = self.buffers[self.place(id)];
+        &self.copies[self.shown].bytes()[offset as usize..(offset + bytes) as usize]
     }
 }
 
@@ -113,9 +123,9 @@ impl Exec {
         let plan = proven.plan();
         let graph = graph(plan, &steps, style.programmatic)?.instantiate(driver)?;
         let is_input = |kind| matches!(kind, BufferKind::Input { .. });
-        let inputs = HostSide::new(driver, plan, &addresses, is_input)?;
-        let outputs =
-            HostSide::new(driver, plan, &addresses, |k| k == BufferKind::Output { fetched: true })?;
+        let inputs = HostSide::new(driver, plan, &addresses, (is_input, 1))?;
+        let is_fetched = |kind| kind == BufferKind::Output { fetched: true };
+        let outputs = HostSide::new(driver, plan, &addresses, (is_fetched, COPIES))?;
         let manifest = manifest(plan, &addresses);
         let stage = Stage::Captured;
         Ok(Exec {
@@ -164,7 +174,7 @@ impl Exec {
             assert!(!ids[..i].contains(id), "inputs are distinct");
         }
         let places = ids.map(|id| self.inputs.place(id));
-        let base = self.inputs.bytes.bytes_mut().as_mut_ptr();
+        let base = self.inputs.copies[0].bytes_mut().as_mut_ptr();
         places.map(|at| {
             let (_, offset, bytes, changed) = &mut self.inputs.buffers[at];
             *changed = true;
@@ -176,24 +186,28 @@ impl Exec {
 
     /// The host's copy of an input.
     pub fn input(&self, id: BufferId) -> &[u8] {
-        let (_, offset, bytes, _) = self.inputs.buffers[self.inputs.place(id)];
-        &self.inputs.bytes.bytes()[offset as usize..(offset + bytes) as usize]
+        self.inputs.buffer(id)
     }
 
-    /// An output's bytes, as the last step left them.
+    /// An output's bytes, as the last step that was waited for left them.
     pub fn output(&self, id: BufferId) -> &[u8] {
-        let (_, offset, bytes, _) = self.outputs.buffers[self.outputs.place(id)];
-        &self.outputs.bytes.bytes()[offset as usize..(offset + bytes) as usize]
+        self.outputs.buffer(id)
+    }
+
+    /// The step whose outputs were fetched to place `at` is over.
+    pub fn show(&mut self, at: usize) {
+        self.outputs.shown = at;
     }
 
     /// Sends what changed among the inputs, in as few copies as it takes.
     pub fn send_inputs(&mut self, driver: &Driver) -> Result<(), CudaError> {
-        let HostSide { bytes, buffers, address } = &mut self.inputs;
+        let HostSide { copies, buffers, address, .. } = &mut self.inputs;
+        let bytes = &copies[0];
         let mut run: Option<(u64, u64)> = None;
         let send = |(from, to): (u64, u64)| {
             let part = &bytes.bytes()[from as usize..to as usize];
             // SAFETY: the same range of the arena's inputs, which this executable's steps own; the
-            // step waits for the stream before the host writes again.
+            // host waits for the step, or for the copy alone, before it writes again.
             unsafe { driver.upload(*address + from, part) }
         };
         for (_, offset, len, changed) in buffers {
@@ -212,11 +226,12 @@ impl Exec {
         run.map_or(Ok(()), send)
     }
 
-    /// Asks for the outputs; they are there once the stream is idle.
-    pub fn fetch_outputs(&mut self, driver: &Driver) -> Result<(), CudaError> {
+    /// Asks for the outputs, at place `at`; they are there once the step has been waited for.
+    pub fn fetch_outputs(&mut self, driver: &Driver, at: usize) -> Result<(), CudaError> {
         let from = self.outputs.address;
-        let to = self.outputs.bytes.bytes_mut();
-        // SAFETY: the same range of the arena's outputs; callers wait for the stream.
+        let to = self.outputs.copies[at].bytes_mut();
+        // SAFETY: the same range of the arena's outputs; nobody looks at this place before the step
+        // was waited for, by the relay that was proven.
         unsafe { driver.download(to, from) }
     }
 }

@@ -5,6 +5,7 @@
 //! [`CudaDevice`] behind the device port. No raw handle leaves this room, and nothing of CUDA is
 //! needed to build it.
 
+mod ahead;
 mod attention;
 mod away;
 mod backend;

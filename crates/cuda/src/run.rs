@@ -8,6 +8,7 @@ use crate::resolve::{Addresses, Resolver};
 use lockstep_device::{DeviceError, ExecId};
 use lockstep_flow::Lease;
 use lockstep_plan::{BufferKind, OpId, Proven};
+use std::time::Duration;
 
 impl CudaDevice {
     /// Checks that `exec` may run a step under `lease`.
@@ -40,18 +41,35 @@ impl CudaDevice {
         result
     }
 
+    /// A step by itself: nothing was launched before it, and it is over when this returns.
     pub(crate) fn step(
         &mut self,
         id: ExecId,
         run: impl FnOnce(&CudaDevice) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
+        self.ahead.at_rest("a step by itself")?;
         self.base.driver.bind()?;
         let driver = self.base.driver.clone();
         self.exec_mut(id).send_inputs(&driver)?;
         run(self)?;
-        self.exec_mut(id).fetch_outputs(&driver)?;
+        self.exec_mut(id).fetch_outputs(&driver, 0)?;
         driver.synchronize()?;
+        self.exec_mut(id).show(0);
         Ok(())
+    }
+
+    /// Has the probe look at a step that was just launched, where it was asked to.
+    pub(crate) fn probe_step(&self, id: ExecId) -> Result<(), DeviceError> {
+        let Some(probe) = &self.probe else { return Ok(()) };
+        Ok(probe.see(&self.base.driver, &self.timer, self.exec(id))?)
+    }
+
+    /// Tells the probe what a decode step took.
+    pub(crate) fn probe_time(&self, id: ExecId, time: Duration) {
+        let decode = self.exec(id).proven.plan().bucket.is_decode();
+        if let Some(probe) = self.probe.as_ref().filter(|_| decode) {
+            probe.replayed(time);
+        }
     }
 
     /// Runs ops one by one, each resolved anew from the plan: the eager twin shares no captured

@@ -10,7 +10,7 @@ use crate::manifest::Manifest;
 use crate::workshop::{AwayArena, Remains, Workshop};
 use core::fmt;
 use lockstep_flow::Lease;
-use lockstep_plan::{Backend, BufferId, OpId, Proven, Unsupported, WeightData};
+use lockstep_plan::{Backend, BufferId, OpId, Proven, Relay, Unsupported, WeightData};
 use std::sync::Arc;
 
 /// A captured plan on a device.
@@ -192,6 +192,28 @@ pub trait Device: Send {
 
     /// Runs one step as captured.
     fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError>;
+
+    /// How inputs and outputs pass between host and device while one step is in flight and another
+    /// is launched behind it; none where a step runs in the call that launches it.
+    fn relay(&self) -> Option<Relay> {
+        None
+    }
+
+    /// Starts one step as captured, behind at most one that was launched before. Its inputs may be
+    /// written again when this returns, and it has ended when [`Device::await_step`] returns. Until
+    /// then only this may be asked of the device: a launch, the inputs of any executable, the
+    /// outputs of a step that was awaited, digests of pages and weights that no launched step
+    /// writes, and manifests.
+    fn launch(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
+        self.replay(exec, lease)
+    }
+
+    /// Waits for the oldest launched step, which is one of `exec`: [`Device::output`] gives what
+    /// that step left from here until the next step of the same parity is launched.
+    fn await_step(&mut self, exec: ExecId) -> Result<(), DeviceError> {
+        let _ = exec;
+        Ok(())
+    }
 
     /// Runs one step op by op at the same padded shape.
     fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError>;

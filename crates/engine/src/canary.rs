@@ -176,10 +176,10 @@ impl Core {
         }
     }
 
-    /// Runs one canary step, where one is wanted. True where it did.
+    /// Runs one canary step, where one is wanted and no other step is on its way. True where it did.
     pub fn canary_turn(&mut self) -> bool {
         self.begin_own_canary();
-        if !self.canary_is_due() {
+        if !self.canary_is_due() || !self.flights.is_empty() {
             return false;
         }
         let Some(mut job) = self.canary.job.take() else { return false };

@@ -6,6 +6,7 @@ use crate::canary::CanaryState;
 use crate::counters::{BucketCounters, EAGER_REASONS, StepCounters};
 use crate::drain::Held;
 use crate::first::FirstRun;
+use crate::flight::Flights;
 use crate::flip::{Spent, Watch};
 use crate::generation::{Bucket, Generation, Io};
 use crate::handle::Command;
@@ -60,8 +61,8 @@ pub struct Core {
     pub(crate) vocab: u32,
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) updates: Vec<Update>,
-    /// First logit row of each sequence row of the step.
-    pub(crate) logit_first: Vec<u32>,
+    /// Steps that were launched and whose results the host has not seen.
+    pub(crate) flights: Flights,
     pub(crate) gone: Vec<RequestId>,
 }
 
@@ -112,7 +113,7 @@ impl Core {
             vocab,
             outcomes: Vec::with_capacity(rows),
             updates: Vec::with_capacity(live_max + 8 * rows),
-            logit_first: Vec::with_capacity(rows + 1),
+            flights: Flights::new(sched.config().depth, rows),
             gone: Vec::with_capacity(rows),
             sched,
             shared,
@@ -182,75 +183,61 @@ impl Core {
         self.deliver(None);
     }
 
-    /// One turn: at most one step.
+    /// One turn: at most one step is launched, and where one has to wait for the one in flight,
+    /// that one is ended instead.
     ///
     /// # Errors
     /// The device has failed; every live request has been told.
     pub fn turn(&mut self) -> Result<Turn, DeviceError> {
         let now = self.clock.now();
-        self.watch_over(now);
-        if self.is_held(now) {
-            return Ok(Turn::Idle);
+        if let Some(reason) = self.waits_for_host(now) {
+            self.flights.waited(reason);
+            self.land()?;
+            return Ok(Turn::Stepped);
+        }
+        if self.flights.is_empty() {
+            self.watch_over(now);
+            if self.is_held(now) {
+                return Ok(Turn::Idle);
+            }
         }
         self.yield_canary_pages();
         let planned = self.sched.plan(now).is_some();
         self.deliver(None);
         if !planned {
-            return Ok(Turn::Idle);
+            return self.land_alone();
         }
         self.note_gap();
         self.audit_reads(now)?;
         if self.sched.withdraw_empty_step() {
+            self.land_alone()?;
             return Ok(Turn::Stepped);
         }
         let at = self.bucket_of_step();
-        let lease = match self.lease(at) {
-            Ok(lease) => lease,
+        let audited = self.choose_audit(at, now);
+        // Before the step is leased: what ends here is no row of it then.
+        if let Some(reason) = self.runs_alone(at, audited) {
+            self.ground(reason)?;
+            if self.sched.withdraw_empty_step() {
+                self.put_audit_off(audited);
+                return Ok(Turn::Stepped);
+            }
+        }
+        match self.lease(at) {
+            Ok(lease) => self.fly(at, lease, (now, audited))?,
             Err(_) => {
                 // The scheduler has failed the step's requests with the pool's words.
                 self.counters.lease_refusals += 1;
                 self.deliver(None);
-                return Ok(Turn::Stepped);
-            }
-        };
-        self.fill(at);
-        let decode = self.step().decode_rows as usize == self.step().rows.len();
-        if !self.generation.buckets[at].checked {
-            self.check_manifest(at);
-        }
-        let result = self.run_audited(at, &lease, now);
-        match result {
-            Ok(()) => {
-                self.collect(at);
-                self.show_logits(at);
-                let end = self.clock.now();
-                self.sched
-                    .complete(lease, &self.outcomes, end)
-                    .expect("the step just leased is the oldest in flight");
-                self.deliver(Some(at));
-                let c = &mut self.counters;
-                let times = if decode { &mut c.decode_times } else { &mut c.prefill_times };
-                times.add(end.since(now));
-                self.audit_complete(end)?;
-                self.check_manifests();
-                self.watch_over(end);
-                Ok(Turn::Stepped)
-            }
-            Err(e) => {
-                let what = e.to_string();
-                self.shared.close(&what);
-                let now = self.clock.now();
-                self.sched
-                    .fail_step(lease, &what, now)
-                    .expect("the step just leased is the oldest in flight");
-                self.abort_all(&Failure::Engine { what });
-                Err(e)
+                self.land_alone()?;
             }
         }
+        Ok(Turn::Stepped)
     }
 
+    /// The step that is being made ready, or was launched last.
     pub(crate) fn step(&self) -> &Batch {
-        self.sched.oldest_step().expect("a step is in flight")
+        self.sched.newest_step().expect("a step is planned")
     }
 
     fn bucket_of_step(&self) -> usize {
@@ -264,21 +251,22 @@ impl Core {
         let Bucket { exec, io, .. } = self.generation.buckets[at];
         let (mut tables, source) = tables(self.device.as_mut(), exec, &io);
         let lease = self.sched.lease(&mut tables)?;
-        let batch = self.sched.oldest_step().expect("a step is in flight");
+        let batch = self.sched.newest_step().expect("just leased");
         inputs::token_sources(&self.sched, batch, source);
         Ok(lease)
     }
 
     /// Writes what the tables do not have: live counts and what sampling reads.
-    fn fill(&mut self, at: usize) {
+    pub(crate) fn fill(&mut self, at: usize) {
         let Bucket { exec, io, .. } = self.generation.buckets[at];
-        let batch = self.sched.oldest_step().expect("a step is in flight");
+        let batch = self.sched.newest_step().expect("a step is leased");
         let live = bytemuck::cast_slice_mut::<u8, u32>(self.device.input_mut(exec, io.live_counts));
         live.copy_from_slice(&[batch.live.tokens, batch.live.seqs, batch.live.logit_rows]);
-        self.logit_first.clear();
+        let logit_first = self.flights.logit_first_mut(batch.step);
+        logit_first.clear();
         let mut logit = 0;
         for row in &batch.rows {
-            self.logit_first.push(logit);
+            logit_first.push(logit);
             let rows = row.plan.logit_rows();
             if let (true, Some(active)) = (rows > 0, self.active.get_mut(&row.plan.request)) {
                 let (vocab, eos) = (self.vocab, self.sched.eos_tokens());
@@ -291,15 +279,22 @@ impl Core {
         }
     }
 
-    pub(crate) fn run(&mut self, at: usize, lease: &StepLease) -> Result<(), DeviceError> {
+    /// Why a step of the bucket runs op by op, where it does.
+    pub(crate) fn eager_reason(&self, at: usize) -> Option<EagerReason> {
         let bucket = &self.generation.buckets[at];
-        let (exec, key) = (bucket.exec, bucket.key);
-        let reason = match (self.eager, bucket.quarantined, bucket.mode) {
+        match (self.eager, bucket.quarantined, bucket.mode) {
             (true, _, _) => Some(EagerReason::Configured),
             (false, true, _) => Some(EagerReason::Quarantined),
             (false, false, Mode::Eager) => Some(EagerReason::AboveGraphMaxBs),
             (false, false, Mode::Captured) => None,
-        };
+        }
+    }
+
+    /// Runs the step to its end.
+    pub(crate) fn run(&mut self, at: usize, lease: &StepLease) -> Result<(), DeviceError> {
+        let bucket = &self.generation.buckets[at];
+        let (exec, key) = (bucket.exec, bucket.key);
+        let reason = self.eager_reason(at);
         match reason {
             None => self.device.replay(exec, lease)?,
             Some(_) => self.device.eager(exec, lease)?,
@@ -308,7 +303,7 @@ impl Core {
         Ok(())
     }
 
-    fn show_logits(&mut self, at: usize) {
+    pub(crate) fn show_logits(&mut self, at: usize) {
         let Some(tap) = &mut self.tap else { return };
         let batch = self.sched.oldest_step().expect("a step is in flight");
         let bucket = &self.generation.buckets[at];

@@ -15,10 +15,10 @@ use crate::yard::Yard;
 use crate::{EngineError, Knobs, RealClock};
 use lockstep_device::Device;
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::status::{DeviceFacts, ModelFacts};
+use lockstep_flow::status::{DeviceFacts, ModelFacts, WaitReason};
 use lockstep_flow::{Clock, Token};
 use lockstep_model::{Model, PlanShape, SubPool};
-use lockstep_plan::{Backend, KvDtype};
+use lockstep_plan::{Backend, KvDtype, pack, prove};
 use lockstep_pool::{Pool, PoolConfig};
 use lockstep_sched::{Ladder, SchedConfig, Scheduler};
 use std::sync::mpsc;
@@ -143,12 +143,16 @@ fn assemble_with(
     let blueprint = Arc::get_mut(&mut generation.blueprint).expect("nobody else has it yet");
     blueprint.digests.weights.clone_from(&parts.model_facts.weights_digest);
     let eos = [eos, &late.eos].concat();
-    let mut sched = scheduler(&knobs, &shape, &generation, &model, &eos, &sub_pools)?;
+    let depth = steps_on_their_way(&knobs, device.as_ref())?;
+    let mut sched = scheduler((&knobs, depth), &shape, &generation, &model, &eos, &sub_pools)?;
 
     sched.pool_mut().keep_digests(audit.page_digest_words());
     let clock: Arc<dyn Clock> = Arc::new(RealClock::start());
     let facts = (&parts.model_facts, &parts.device_facts);
-    let status = status::initial(facts, &knobs, &generation, clock.now());
+    let mut status = status::initial(facts, &knobs, &generation, clock.now());
+    if depth > 1 {
+        status.waited_steps = WaitReason::ALL.iter().map(|r| (*r, 0)).collect();
+    }
     let live_max = knobs.running_max + knobs.queued_max;
     let shared = Arc::new(Shared::new(sched.limits(), live_max, status));
     let tap = parts.tap.map(|tap| Tap::new(tap, model.vocab()));
@@ -236,8 +240,20 @@ fn load_weights(
     })
 }
 
+/// Steps that may be on their way at once: two where the device can and what then passes between
+/// it and the host is proven. Drafts need steps one at a time.
+fn steps_on_their_way(knobs: &Knobs, device: &dyn Device) -> Result<u32, EngineError> {
+    let Some(relay) = device.relay().filter(|_| knobs.pipelined && knobs.drafts == 0) else {
+        return Ok(1);
+    };
+    let plan = relay.plan();
+    let (bucket, packing) = (plan.bucket, pack(&plan));
+    prove(plan, packing).map_err(|hazards| EngineError::Refused { bucket, hazards })?;
+    Ok(2)
+}
+
 fn scheduler(
-    knobs: &Knobs,
+    (knobs, depth): (&Knobs, u32),
     shape: &PlanShape,
     generation: &Generation,
     model: &Model,
@@ -251,7 +267,7 @@ fn scheduler(
         slots: running + canary_slots(knobs),
         pages_per_seq_max: shape.pages_per_seq_max(),
         rows_max: running,
-        steps_in_flight_max: 1,
+        steps_in_flight_max: depth,
         sub_pools: sub_pools
             .iter()
             .map(|p| lockstep_pool::SubPool {
@@ -275,7 +291,7 @@ fn scheduler(
         eos_tokens,
         prefix_cache: knobs.prefix_cache,
         drafts: knobs.drafts,
-        depth: 1,
+        depth,
         // Rows past the live ones cost nothing on a device that skips them.
         padding_max_percent: 100,
     };

@@ -300,6 +300,11 @@ impl Core {
         self.audit.findings() + self.counters.manifest_mismatches
     }
 
+    /// True where [`Core::watch_over`] would do something, which takes a moment between two steps.
+    pub fn watch_acts(&self, now: Micros) -> bool {
+        self.watch.is_some_and(|w| self.findings() > w.findings || now >= w.until)
+    }
+
     /// Around each step and while there is none: looks whether the new generation has failed, or
     /// its window has closed.
     pub fn watch_over(&mut self, now: Micros) {

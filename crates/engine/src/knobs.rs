@@ -26,6 +26,8 @@ pub struct Knobs {
     pub index_dtype: IndexDtype,
     /// `decode.lanes`.
     pub lanes: u32,
+    /// `decode.pipelined`.
+    pub pipelined: bool,
     /// `decode.mtp-drafts`.
     pub drafts: u32,
     /// `model.context-length`, in tokens; 0 is the model's own.
@@ -68,6 +70,7 @@ impl Default for Knobs {
             kv_dtype: None,
             index_dtype: IndexDtype::F32,
             lanes: 8,
+            pipelined: true,
             drafts: 0,
             context_tokens: 0,
             audit_rate: 1000,

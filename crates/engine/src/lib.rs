@@ -21,6 +21,7 @@ mod drain;
 mod engine;
 mod error;
 mod first;
+mod flight;
 mod flip;
 mod generation;
 mod handle;

@@ -16,7 +16,8 @@ impl Core {
         let batch = self.sched.oldest_step().expect("a step is in flight");
         self.outcomes.clear();
         let now = self.clock.now();
-        for (i, (row, &first)) in batch.rows.iter().zip(&self.logit_first).enumerate() {
+        let logit_first = self.flights.logit_first(batch.step);
+        for (i, (row, &first)) in batch.rows.iter().zip(logit_first).enumerate() {
             if let Some(failure) = self.audit.verdict(i) {
                 self.outcomes.push(Outcome::Failed(failure));
                 continue;

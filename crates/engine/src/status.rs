@@ -81,6 +81,9 @@ impl Core {
             for (to, from) in status.eager_steps.iter_mut().zip(&self.eager_reasons) {
                 to.1 = *from;
             }
+            for (to, from) in status.waited_steps.iter_mut().zip(self.flights.waits()) {
+                to.1 = *from;
+            }
             status.decode_step_times = self.counters.decode_times;
             status.prefill_step_times = self.counters.prefill_times;
             let pool = self.sched.pool();
@@ -118,6 +121,7 @@ impl Core {
     fn publish_counters(&self, to: &mut Counters) {
         let (step, sched) = (&self.counters, self.sched.counters());
         to.steps = step.steps;
+        to.pipelined_steps = self.flights.pipelined;
         to.decode_steps = step.decode_steps;
         to.decode_steps_captured = step.decode_steps_captured;
         to.prefill_steps = step.prefill_steps;

@@ -4,6 +4,7 @@ use crate::core::{Core, Turn};
 use crate::handle::Command;
 use lockstep_device::DeviceError;
 use lockstep_flow::Failure;
+use lockstep_flow::status::WaitReason;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
@@ -105,11 +106,15 @@ impl StepLoop {
                 if turn == Turn::Stepped { LoopTurn::Stepped } else { LoopTurn::Idle }
             }
             Err(e) => {
-                self.core.fail(&e.to_string());
-                self.stop(&Failure::Engine { what: e.to_string() });
+                self.device_failed(&e);
                 LoopTurn::Stopped
             }
         }
+    }
+
+    fn device_failed(&mut self, e: &DeviceError) {
+        self.core.fail(&e.to_string());
+        self.stop(&Failure::Engine { what: e.to_string() });
     }
 
     /// Runs until told to stop or until the device fails. A panic on the way ends every request
@@ -159,6 +164,13 @@ impl StepLoop {
     }
 
     fn follow(&mut self, command: Command) {
+        let beside = matches!(
+            command,
+            Command::Submit(_) | Command::Masked(_) | Command::Cancel(_) | Command::Drain
+        );
+        if !beside && let Err(e) = self.core.ground(WaitReason::Generation) {
+            return self.device_failed(&e);
+        }
         match command {
             Command::Submit(all) => {
                 for (request, sink) in all {

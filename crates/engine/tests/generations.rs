@@ -380,13 +380,14 @@ fn a_finding_in_the_watch_window_flips_back() {
     handle.flip(number, Some(Micros::from_millis(3_600_000))).unwrap();
     armed.store(1, Ordering::Relaxed);
     let _sinks = submit(&handle, &streams(3, 400));
-    let status = wait(&handle, "a flip back", |s| s.generation == 1);
+    // Counted after the flip was shown.
+    let status = wait(&handle, "a flip back", |s| s.counters.rollbacks_by_audit == 1);
     armed.store(0, Ordering::Relaxed);
+    assert_eq!(status.generation, 1);
     let r = report(&status, number);
     assert_eq!(r.state, State::Rejected);
     let reason = r.reason.clone().unwrap();
     assert!(reason.contains("flipped back to generation 1"), "{reason}");
-    assert_eq!(status.counters.rollbacks_by_audit, 1);
     assert_eq!(arenas(&handle), before, "its memory is given up");
     handle.shutdown();
 }

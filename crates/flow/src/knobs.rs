@@ -184,6 +184,14 @@ pub const KNOBS: &[Knob] = &[
         "Run every step op by op instead of as a captured replay; slower, same bits."
     ),
     knob!(
+        "decode.pipelined",
+        "pipelined",
+        Flag,
+        "true",
+        Process,
+        "Launch a decode step before the last one's tokens are seen (on a GPU); same bits."
+    ),
+    knob!(
         "decode.mtp-drafts",
         "mtp-drafts",
         Count { min: 0, max: 4 },

@@ -167,6 +167,13 @@ pub const METRICS: &[Metric] = &[
         .by(&["mode"])
         .also(&["sglang:cuda_graph_passes"]),
     counter("lockstep_eager_steps", "Steps that ran op by op, by reason").by(&["reason"]),
+    counter("lockstep_pipelined_steps", "Steps launched before the last one's tokens were seen"),
+    counter(
+        "lockstep_pipeline_refused",
+        "Steps that waited for the host to end the last, by reason",
+    )
+    .by(&["reason"])
+    .when("where steps are launched ahead (decode.pipelined, on a GPU)"),
     gauge("lockstep_buckets", "Buckets of the live generation by how they execute").by(&["mode"]),
     gauge("lockstep_bucket_quarantined", "1 while the audit keeps the bucket out of service")
         .by(&["bucket"]),

@@ -190,11 +190,66 @@ impl EagerReason {
     }
 }
 
+/// Why a step was not launched while the one before it ran: the host ended that one first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum WaitReason {
+    /// Somebody looks at every step's logits.
+    Tap,
+    /// A generation is on its way, or watched and to be judged now.
+    Generation,
+    /// A canary step is to run between two steps.
+    Canary,
+    /// The step runs beside its eager twin, or the audit has found a page that differs.
+    Audit,
+    /// The step runs op by op.
+    Eager,
+    /// A running request has prompt tokens to compute.
+    Prefill,
+    /// A grammar has to see a token before its request takes another.
+    Grammar,
+    /// A request of the queue can start.
+    Admission,
+    /// The pool has not a page for each running request's next token.
+    Pages,
+}
+
+impl WaitReason {
+    /// All of them.
+    pub const ALL: [WaitReason; 9] = [
+        WaitReason::Tap,
+        WaitReason::Generation,
+        WaitReason::Canary,
+        WaitReason::Audit,
+        WaitReason::Eager,
+        WaitReason::Prefill,
+        WaitReason::Grammar,
+        WaitReason::Admission,
+        WaitReason::Pages,
+    ];
+
+    /// The label's value in `/metrics`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            WaitReason::Tap => "tap",
+            WaitReason::Generation => "generation",
+            WaitReason::Canary => "canary",
+            WaitReason::Audit => "audit",
+            WaitReason::Eager => "eager",
+            WaitReason::Prefill => "prefill",
+            WaitReason::Grammar => "grammar",
+            WaitReason::Admission => "admission",
+            WaitReason::Pages => "pages",
+        }
+    }
+}
+
 /// Totals since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Steps, captured and eager.
     pub steps: u64,
+    /// Of those, launched before the host had seen the tokens of the step before.
+    pub pipelined_steps: u64,
     /// Steps in which every live row was a decode row.
     pub decode_steps: u64,
     /// Of those, how many replayed a captured bucket.
@@ -307,6 +362,8 @@ pub struct EngineStatus {
     pub buckets: Vec<BucketUse>,
     /// Steps that ran eagerly, by reason; reasons that never happened may be absent.
     pub eager_steps: Vec<(EagerReason, u64)>,
+    /// Steps that waited for the host, by reason; empty where no step is launched ahead.
+    pub waited_steps: Vec<(WaitReason, u64)>,
     /// Totals.
     pub counters: Counters,
     /// What the audit did and found.

@@ -29,6 +29,7 @@ mod order;
 mod pack;
 mod prove;
 mod race;
+mod relay;
 mod row_code;
 mod rules;
 mod seeded;
@@ -56,6 +57,7 @@ pub use op::{
 };
 pub use pack::{InOutBytes, PackReport, Packing, pack, pack_beside, pack_by_issue_order};
 pub use prove::{ProofCounts, Proven, prove};
+pub use relay::Relay;
 pub use row_code::{FP4_ROW_BLOCK, FP8_ROW_BLOCK, IndexDtype, RowCode};
 pub use seeded::{seed_of, seeded, unit_scale};
 pub use sequence::{AnyOrder, Arenas, prove_any_order, prove_between, prove_sequence};

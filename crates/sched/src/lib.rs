@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod ahead;
 mod batch;
 mod complete;
 mod condemn;

@@ -216,7 +216,7 @@ impl Scheduler {
     /// True where the pool has, or will soon have, pages for all tokens of a waiting request on
     /// top of what the running ones still need, and one page of growth for each. Where nothing
     /// runs, everything is there.
-    fn has_room_for(&self, index: u32) -> bool {
+    pub(crate) fn has_room_for(&self, index: u32) -> bool {
         if self.running.is_empty() {
             return true;
         }

@@ -169,6 +169,7 @@ fn totals(page: &mut Page<'_>, s: &EngineStatus) -> fmt::Result {
     let c = &s.counters;
     for (name, value) in [
         ("lockstep_steps", c.steps),
+        ("lockstep_pipelined_steps", c.pipelined_steps),
         ("lockstep_prompt_tokens", c.prompt_tokens),
         ("lockstep_generated_tokens", c.generated_tokens),
         ("lockstep_prefill_tokens", c.prefill_tokens),
@@ -208,6 +209,9 @@ fn steps(page: &mut Page<'_>, s: &EngineStatus) -> fmt::Result {
     let eager: Vec<Series<'_>> =
         s.eager_steps.iter().map(|(r, n)| by("reason", r.as_str(), *n as f64)).collect();
     page.put("lockstep_eager_steps", &eager)?;
+    let waited: Vec<Series<'_>> =
+        s.waited_steps.iter().map(|(r, n)| by("reason", r.as_str(), *n as f64)).collect();
+    page.put("lockstep_pipeline_refused", &waited)?;
     let times = [("decode", &s.decode_step_times), ("prefill", &s.prefill_step_times)];
     page.put_durations("lockstep_step_seconds", "kind", &times)
 }

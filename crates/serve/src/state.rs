@@ -26,6 +26,8 @@ pub fn alarms(s: &EngineStatus, load: &Load) -> Value {
 pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
     let eager: Map<String, Value> =
         s.eager_steps.iter().map(|(r, n)| (r.as_str().into(), json!(n))).collect();
+    let waited: Map<String, Value> =
+        s.waited_steps.iter().map(|(r, n)| (r.as_str().into(), json!(n))).collect();
     json!({
         "health": s.health.to_string(),
         "lab": lab(s),
@@ -54,6 +56,7 @@ pub fn engine(s: &EngineStatus, tokens_per_second: f64) -> Value {
         },
         "buckets": s.buckets.iter().map(|b| bucket(b, s)).collect::<Vec<Value>>(),
         "eager_steps": eager,
+        "pipeline_refused": waited,
         "step_seconds": {
             "decode": durations(&s.decode_step_times),
             "prefill": durations(&s.prefill_step_times),
@@ -175,6 +178,7 @@ fn counters(s: &EngineStatus) -> Value {
     let c = &s.counters;
     json!({
         "steps": c.steps,
+        "pipelined_steps": c.pipelined_steps,
         "decode_steps": c.decode_steps,
         "decode_steps_captured": c.decode_steps_captured,
         "prefill_steps": c.prefill_steps,

@@ -95,9 +95,15 @@ impl EventSink for Tracer {
     fn emit(&mut self, event: Event) -> bool {
         let mut trace = self.0.lock().expect("nobody panics with it");
         match &event.kind {
-            EventKind::Token { token, .. } => {
+            EventKind::Token { token, logprob, .. } => {
                 trace.tokens = digest_step(trace.tokens, token.0);
                 trace.count += 1;
+                if let Some(l) = logprob {
+                    trace.rows = digest_step(trace.rows, l.logprob.to_bits());
+                    for (token, p) in &l.top {
+                        trace.rows = digest_step(digest_step(trace.rows, token.0), p.to_bits());
+                    }
+                }
             }
             EventKind::Finished { .. } => trace.ended = true,
             EventKind::Started { .. } => {}

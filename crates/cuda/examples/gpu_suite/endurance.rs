@@ -16,7 +16,7 @@ const TOKENS: u32 = 300;
 /// Of those, how many run with every step audited.
 const AUDITED: usize = 400;
 
-fn knobs() -> Knobs {
+pub fn knobs() -> Knobs {
     Knobs {
         graph_max_bs: 96,
         running_max: 96,
@@ -31,7 +31,7 @@ fn knobs() -> Knobs {
     }
 }
 
-fn asks() -> Vec<Ask> {
+pub fn asks() -> Vec<Ask> {
     let mut rng = Rng(0xe4d0);
     let one = |i: usize| {
         let len = 1 + rng.below(600) as usize;
@@ -50,14 +50,14 @@ fn asks() -> Vec<Ask> {
     (0..REQUESTS).map(one).collect()
 }
 
-fn graph_max_bs(n: u32) -> KnobChange {
+pub fn graph_max_bs(n: u32) -> KnobChange {
     let knob = find("decode.graph-max-bs").expect("a knob");
     (knob, knob.parse(&n.to_string()).expect("a number"))
 }
 
 /// Stages, flips and retires generations until told to stop; returns how many and the longest time
 /// that one took of the step loop between two steps, the longest canary step left out.
-fn change_buckets(
+pub fn change_buckets(
     handle: &Handle,
     stop: &std::sync::atomic::AtomicBool,
 ) -> Result<(u64, Micros, Micros), String> {
@@ -101,7 +101,7 @@ fn change_buckets(
     Ok((flips, longest, canary))
 }
 
-fn compare(table: &mut Table, what: &str, a: &[Trace], b: &[Trace]) {
+pub fn compare(table: &mut Table, what: &str, a: &[Trace], b: &[Trace]) {
     let tokens: u64 = a.iter().zip(b).map(|(a, _)| a.count).sum();
     let first = a.iter().zip(b).position(|(a, b)| a != b);
     match first {

@@ -105,7 +105,7 @@ fn timed(bed: &mut Bed, rng: &mut Rng, rows: usize, tokens: u32) -> f64 {
     seconds
 }
 
-pub fn run(name: &str, rows: &[usize], peer: &Peer, table: &mut Table) {
+pub fn run((name, pipelined): (&str, bool), rows: &[usize], peer: &Peer, table: &mut Table) {
     let Some(shape) = SHAPES.iter().find(|s| s.name == name) else {
         table.verdict(false, format!("there is no shape {name}"));
         return;
@@ -119,6 +119,7 @@ pub fn run(name: &str, rows: &[usize], peer: &Peer, table: &mut Table) {
         context_tokens: 4096,
         prefix_cache: false,
         audit_rate: 1000,
+        pipelined,
         ..Knobs::default()
     };
     let start = Instant::now();
@@ -143,12 +144,13 @@ pub fn run(name: &str, rows: &[usize], peer: &Peer, table: &mut Table) {
         let limit = bytes / BANDWIDTH * 1e3;
         table.line(format!(
             "     {name} C={c}: {ms:.3} ms a step, limit {limit:.3} ({:.0}%); {:.0} tok/s; host {:.2} ms \
-             of it, the audit {audit:.2}; 8 tokens after 320: {:.1} ms; {}",
+             of it, the audit {audit:.2}; 8 tokens after 320: {:.1} ms; {}{}",
             limit / ms * 100.0,
             c as f64 / ms * 1e3,
             ms - device_us / 1e3,
             prefill * 1e3,
             peer.beside(name, c, ms, prefill * 1e3),
+            if pipelined { "" } else { "; one step at a time" },
         ));
         // One more batch, for a report of a decode step in the middle of it.
         probe_one(&mut bed, &mut rng, c, &probe);

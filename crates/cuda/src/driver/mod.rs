@@ -8,6 +8,7 @@ macro_rules! call {
 }
 
 mod bytes;
+mod event;
 mod graph;
 mod module;
 mod survey;
@@ -15,6 +16,7 @@ mod tensor;
 mod timer;
 
 pub use bytes::{DeviceBytes, PinnedBytes};
+pub use event::Event;
 pub use graph::{Graph, GraphExec, Node, Wait};
 pub use module::{Function, Module, Shape};
 pub use survey::{Gpu, gpus};
@@ -123,6 +125,19 @@ impl Driver {
             shared_bytes_max,
             version,
         }))
+    }
+
+    /// The same GPU and context with a stream of its own, for what need not wait for the steps.
+    pub fn beside(&self) -> Result<Arc<Driver>, CudaError> {
+        let mut context = null_mut();
+        // Places of this frame; each of the two gives the context back once.
+        call!(cuDevicePrimaryCtxRetain(&mut context, self.device))?;
+        call!(cuCtxSetCurrent(context))?;
+        let mut stream = null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        call!(cuStreamCreate(&mut stream, flags))?;
+        let name = self.name.clone();
+        Ok(Arc::new(Driver { context, stream, name, ..*self }))
     }
 
     /// Makes the context current on this thread.

@@ -15,8 +15,9 @@ const READ_MAX: usize = 4;
 const BUSY_PER_S: u64 = 8 << 20;
 const IDLE_PER_S: u64 = 64 << 20;
 const SWEEP_LOOK_MAX: usize = 256;
-/// Pages that go to the device together.
-const BATCH: usize = 8;
+/// Pages that go to the device together: as many as rows close at once where prompts are of one
+/// length. A GPU takes little longer for them than for eight.
+const BATCH: usize = 128;
 
 /// Digests of closed pages, taken and compared.
 #[derive(Debug)]

@@ -58,6 +58,11 @@ impl Schedule {
         chosen
     }
 
+    /// The step that was chosen does not run: the next one is chosen.
+    pub fn put_off(&mut self) {
+        self.until = 1;
+    }
+
     /// A step of a bucket has been audited, at `now`; its twin took `cost`.
     pub fn audited(&mut self, bucket: usize, now: Micros, cost: Micros, differed: bool) {
         if self.for_minute {

@@ -7,15 +7,15 @@ use super::trace::first_op;
 use super::twin::Step;
 use crate::Knobs;
 use crate::core::{Core, tables};
-use lockstep_device::{DeviceError, ExecId, Mode};
-use lockstep_flow::status::Health;
+use lockstep_device::{DeviceError, ExecId};
+use lockstep_flow::status::{Health, WaitReason};
 use lockstep_flow::{AuditPart, Failure, Micros, OnMismatch};
 use lockstep_pool::StepLease;
 
 impl Core {
     /// Compares pages that the planned step is about to read. A page that fails is condemned, and
     /// the step goes without its readers; it also goes without rows that have to wait for the
-    /// comparison of a long prefix, and there may be none then. Call it while no step is in flight.
+    /// comparison of a long prefix, and there may be none then. Call it before the step is leased.
     ///
     /// # Errors
     /// The device has failed; every live request has been told.
@@ -41,28 +41,30 @@ impl Core {
         self.audit.findings.spent(part, self.clock.now().since(began));
     }
 
-    /// Runs the step, with the audit around it where it was chosen.
-    ///
-    /// # Errors
-    /// The device has failed.
-    pub(crate) fn run_audited(
-        &mut self,
-        at: usize,
-        lease: &StepLease,
-        now: Micros,
-    ) -> Result<(), DeviceError> {
+    /// Decides whether the planned step is audited.
+    pub(crate) fn choose_audit(&mut self, at: usize, now: Micros) -> bool {
+        self.audit.schedule.choose(at, now)
+    }
+
+    /// Nothing was left of the step that was chosen: the next one takes its place.
+    pub(crate) fn put_audit_off(&mut self, chosen: bool) {
+        if chosen {
+            self.audit.schedule.put_off();
+        }
+    }
+
+    /// In which executable the twin of a step runs, where it has one.
+    pub(crate) fn twin_of(&self, at: usize, chosen: bool) -> Option<ExecId> {
+        let twin = chosen && self.eager_reason(at).is_none() && self.audit.is_on(AuditPart::Twin);
+        self.generation.buckets[at].twin.filter(|_| twin)
+    }
+
+    /// Audits the tables of a step, where it was chosen or its bucket is in doubt.
+    pub(crate) fn audit_step(&mut self, at: usize, lease: &StepLease, chosen: bool) {
         self.audit.verdict = None;
-        let chosen = self.audit.schedule.choose(at, now);
         let tables = self.audit.is_on(AuditPart::Tables);
         if tables && (chosen || self.generation.buckets[at].quarantined) {
             self.audit_tables(at, lease);
-        }
-        let bucket = &self.generation.buckets[at];
-        let captured = !self.eager && !bucket.quarantined && bucket.mode == Mode::Captured;
-        let twin = chosen && captured && self.audit.is_on(AuditPart::Twin);
-        match bucket.twin.filter(|_| twin) {
-            Some(twin) => self.run_beside_twin(at, twin, lease, now),
-            None => self.run(at, lease),
         }
     }
 
@@ -85,7 +87,11 @@ impl Core {
         self.audit_spent(AuditPart::Tables, began);
     }
 
-    fn run_beside_twin(
+    /// Runs the step to its end, and its twin.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(crate) fn run_beside_twin(
         &mut self,
         at: usize,
         twin: ExecId,
@@ -196,6 +202,10 @@ impl Core {
     fn pages_checked(&mut self, checked: Result<Checked, DeviceError>) -> Result<(), DeviceError> {
         let checked = checked.map_err(|e| self.device_failed(e))?;
         self.audit.findings.checked(AuditPart::Pages, checked.audits, checked.bytes);
+        if !checked.failed.is_empty() {
+            // A page that a step in flight may touch could not be set aside.
+            self.ground(WaitReason::Audit)?;
+        }
         for (page, finding) in checked.failed {
             let failure = failure(&finding);
             self.mismatch(Evidence { step: None, finding });
@@ -223,10 +233,7 @@ impl Core {
     }
 
     fn device_failed(&mut self, e: DeviceError) -> DeviceError {
-        let what = e.to_string();
-        self.shared.close(&what);
-        self.abort_all(&Failure::Engine { what });
-        e
+        self.crash(None, e)
     }
 }
 

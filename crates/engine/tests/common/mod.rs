@@ -1,6 +1,7 @@
 //! An engine whose loop the test turns itself, with every event and every row of logits kept.
 #![allow(dead_code)]
 
+pub mod ahead;
 pub mod emulation;
 pub mod fault;
 pub mod models;
@@ -10,7 +11,9 @@ pub mod reference;
 pub mod stage;
 
 use lockstep_device::{CpuDevice, Device};
-use lockstep_engine::{EngineParts, Handle, Knobs, LogitTap, LoopTurn, StepLoop, assemble, start};
+use lockstep_engine::{
+    EngineError, EngineParts, Handle, Knobs, LogitTap, LoopTurn, StepLoop, assemble, start,
+};
 use lockstep_flow::status::EngineStatus;
 use lockstep_flow::{
     Event, EventSink, Micros, Request, RequestId, SamplingParams, Token, TokenMask,
@@ -75,6 +78,14 @@ impl Rig {
     pub fn started(&self, path: &Path, device: Box<dyn Device>) -> Handle {
         let started = self.parts(path, device, None, start);
         started.unwrap_or_else(|e| panic!("{e}")).handle
+    }
+
+    /// Why no engine comes of it.
+    pub fn refused(&self, path: &Path, device: Box<dyn Device>) -> EngineError {
+        match self.parts(path, device, None, assemble) {
+            Ok(_) => panic!("it was not refused"),
+            Err(e) => e,
+        }
     }
 
     fn parts<T>(
