@@ -32,10 +32,6 @@ const WAYS_MAX: u32 = 8;
 /// Blocks of the fused kernel that have a multiprocessor each on an H200.
 const BLOCKS_MOST: u32 = 132;
 
-/// Rows times KV heads up to which, and from which on, one kernel is faster than three.
-const FEW_UNITS: u32 = 16;
-const MANY_UNITS: u32 = 640;
-
 /// Groups of four pages that are on their way: two are slower, since the block then waits for the
 /// shared memory of the kernel before it.
 const DEPTH: u32 = 1;
@@ -96,9 +92,7 @@ impl Resolver<'_> {
         let same = w.qkv == a.qkv && w.k_pages == a.k_pages && w.v_pages == a.v_pages;
         let per_kv = a.attn.heads / a.attn.kv_heads;
         let fits = same && on_tensor_cores(&a.attn) && per_kv <= HEADS_MAX && a.out_quantised;
-        let units = self.plan.bucket.tokens * a.attn.kv_heads;
-        let pays = units <= FEW_UNITS || units >= MANY_UNITS;
-        if !fits || !pays || !self.kernels.clusters || self.meets_others((first, last), lane) {
+        if !fits || !self.kernels.clusters || self.meets_others((first, last), lane) {
             return None;
         }
         Some(Step { first, last, launch: self.attention_decode(w, a) })

@@ -202,10 +202,6 @@ struct Work {
     quantised: bool,
 }
 
-/// Blocks of few tokens that have a multiprocessor each are faster than two a multiprocessor: which
-/// ones have two depends on whose shared memory is freed first, and those are slower.
-const PAIR_TOKENS_MOST: u32 = 32;
-
 impl WgmmaTiling {
     fn of(w: Work) -> WgmmaTiling {
         const LADDER: [u32; 6] = [8, 16, 32, 48, 64, 96];
@@ -215,7 +211,8 @@ impl WgmmaTiling {
         }
     }
 
-    /// One tile of tokens.
+    /// One tile of tokens. Blocks that have a multiprocessor each are faster than two a multiprocessor:
+    /// which ones have two then depends on whose shared memory is freed first.
     fn of_few(w: Work, tokens: u32) -> WgmmaTiling {
         let t = WgmmaTiling { tokens, token_tiles: 1, s_out: w.slices, form: Form::Plain };
         if w.quantised {
@@ -223,7 +220,7 @@ impl WgmmaTiling {
         }
         let pairs = w.tiles.div_ceil(4) * 2;
         let fill = pairs > MULTIPROCESSORS / 2 && pairs <= MULTIPROCESSORS;
-        if w.slices == 4 && !w.gated && tokens <= PAIR_TOKENS_MOST && fill {
+        if w.slices == 4 && !w.gated && fill {
             return WgmmaTiling { s_out: 2, form: Form::Pair, ..t };
         }
         // Warpgroups that a multiprocessor has at most. The blocks of clusters of four do not find a
@@ -300,7 +297,7 @@ impl WgmmaTiling {
             (Form::Wide, 8 | 16) => 8,
             (Form::Wide, 32 | 48) | (Form::Pair, 8) => 7,
             (Form::Wide, 64) | (Form::Pair, 16) => 6,
-            (Form::Wide, 96) | (Form::Pair, 32) => 5,
+            (Form::Wide, 96) | (Form::Pair, 32..=96) => 5,
             (_, 8 | 16 | 128) => 6,
             (_, 32 | 48) => 5,
             _ => 4,
@@ -466,9 +463,9 @@ mod tests {
         assert_eq!(of(1, 1536, 1, true), is("gemm_wgmma_wide_n8", 1));
         assert_eq!(of(96, 1536, 1, true), is("gemm_wgmma_wide_n96", 1));
         assert_eq!(of(1, 256, 4, false), is("gemm_wgmma_pair_n8", 2));
-        assert_eq!(of(96, 256, 4, false), is("gemm_wgmma_n96", 4));
+        assert_eq!(of(96, 256, 4, false), is("gemm_wgmma_pair_n96", 2));
         assert_eq!(of(1, 384, 4, false), is("gemm_wgmma_n8", 4));
-        for rows in 1..=32 {
+        for rows in 1..=96 {
             for (_, t) in tilings(rows).filter(|(_, t)| matches!(t.form, Form::Wide | Form::Pair)) {
                 assert!(t.shared_bytes() > 114 << 10, "two would fit: {t:?}");
             }
