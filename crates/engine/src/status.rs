@@ -137,7 +137,7 @@ impl Core {
         to.finished = sched.finished;
         to.cancelled = step.cancelled;
         to.grammar_stopped = step.grammar_stopped;
-        to.failed = sched.failed.saturating_sub(step.cancelled);
+        to.failed = sched.failed.saturating_sub(step.cancelled + step.grammar_stopped);
         to.preemptions = sched.preemptions;
         to.audits = self.audit.part(AuditPart::Twin).audits;
         to.audit_mismatches = self.audit.findings();

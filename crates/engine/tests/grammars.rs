@@ -120,7 +120,9 @@ fn what_the_grammar_says_decides_how_a_request_ends() {
     let ours = MaskError::Rejected { token: Token(3), at_output_index: 0 };
     let (_, kind) = end(&[Err(ours)]);
     assert!(matches!(&kind, EventKind::Failed { failure: Failure::Grammar(_), .. }));
-    assert_eq!(engine.status().counters.grammar_stopped, 1, "a bug of ours is not the grammar's");
+    let counters = engine.status().counters;
+    assert_eq!(counters.grammar_stopped, 1, "a bug of ours is not the grammar's");
+    assert_eq!(counters.failed, 1, "a client's own grammar is no failure of the server");
 }
 
 /// A client that leaves while its grammar is away; the grammar comes back to nobody.

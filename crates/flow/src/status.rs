@@ -278,7 +278,7 @@ pub struct Counters {
     pub finished: u64,
     /// Requests cancelled by their client or an operator.
     pub cancelled: u64,
-    /// Of those that ended badly, how many because their grammar could not be followed further.
+    /// Requests that ended because their own grammar could not be followed further.
     pub grammar_stopped: u64,
     /// Requests that ended badly otherwise.
     pub failed: u64,

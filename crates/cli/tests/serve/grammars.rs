@@ -133,6 +133,7 @@ fn a_grammar_at_fault_is_422_and_names_its_field() {
     let engine = &server.status()["lockstep"]["engine"];
     // The four spellings of the one that was only found on its way.
     assert_eq!(engine["counters"]["grammar_stopped"], 4, "{engine}");
+    assert_eq!(engine["counters"]["failed"], 0, "no alarm: {engine}");
     assert_eq!(engine["health"], "serving", "{engine}");
     let plain = json!({"prompt": "a", "max_tokens": 2});
     assert_eq!(seen(&server, COMPLETIONS, &plain), ANSWERED);
