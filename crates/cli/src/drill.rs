@@ -3,6 +3,7 @@
 use crate::args::DrillArgs;
 use crate::exit::{Exit, Failure};
 use crate::{out, overlap_race};
+use lockstep_flow::settings::nearest;
 use lockstep_sim::drill::{self, DRILLS, Drill, DrillError, Measured, measure};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -62,7 +63,10 @@ fn choose(only: &[String]) -> Result<Vec<Drill>, Failure> {
         DRILLS.iter().find(|d| d.name == name).copied().ok_or_else(|| {
             let names: Vec<&str> =
                 DRILLS.iter().map(|d| d.name).chain([overlap_race::NAME]).collect();
-            let message = format!("no drill is called '{name}'; there are: {}", names.join(", "));
+            let near = nearest(name, names.iter().copied());
+            let near = near.map(|n| format!(" did you mean '{n}'?")).unwrap_or_default();
+            let names = names.join(", ");
+            let message = format!("no drill is called '{name}';{near} there are: {names}");
             Failure::new(Exit::Usage, message)
         })
     };

@@ -11,6 +11,7 @@ use lockstep_text::TextModel;
 use lockstep_weights::Checkpoint;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,6 +57,10 @@ pub fn run(args: &DrillArgs) -> Result<Exit, Failure> {
     };
     let half = |by_issue_order| {
         let before = bar.position();
+        if !std::io::stderr().is_terminal() {
+            let how = if by_issue_order { "packed by issue order, bypassed" } else { "as shipped" };
+            out::complain(format_args!("{turns} answers, {how} ..."));
+        }
         let mut progress = |done| bar.set_position(before + done);
         let outcome = race(by_issue_order).play(model()?, &sessions, &mut progress);
         Ok::<Half, Failure>(count(&sessions, &outcome.map_err(unexpected)?, &text))

@@ -34,6 +34,8 @@ fn drills_are_listed_drawn_and_known_by_name() {
     assert_eq!(out.status.code(), Some(2));
     let words = String::from_utf8(out.stderr).unwrap();
     assert!(words.contains("no drill is called 'no-such'; there are: arena"), "{words}");
+    let words = String::from_utf8(drill(&["overlap-rac"]).stderr).unwrap();
+    assert!(words.contains("; did you mean 'overlap-race'? there are"), "{words}");
     let folder = temp_dir("drill");
     let only = "arena-reuse-by-issue-order";
     let out = drill(&["--only", only, "--svg", folder.to_str().unwrap()]);

@@ -206,7 +206,10 @@ impl fmt::Display for ApiError {
             | ApiError::Parameter { param, what } => write!(f, "'{param}' {what}"),
             ApiError::Unauthorized { what } | ApiError::Forbidden { what } => f.write_str(what),
             ApiError::NoRoute { method, path } => {
-                write!(f, "there is no {method} {path} here; README.md lists the routes")
+                write!(
+                    f,
+                    "there is no {method} {path} here; README.md lists the routes, /ui is the page to look at"
+                )
             }
             ApiError::NoModel { asked, served } => {
                 write!(f, "the model '{asked}' is not served here; this server has '{served}'")

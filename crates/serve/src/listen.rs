@@ -39,7 +39,7 @@ pub struct Drained {
 impl fmt::Display for Drained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.connections_cut {
-            0 => write!(f, "every connection ended by itself"),
+            0 => write!(f, "no connection had to be cut"),
             n => write!(f, "{n} connections were cut"),
         }
     }
