@@ -193,16 +193,16 @@ fn publish(args: &CheckArgs, finding: &Finding) -> Result<(), Failure> {
         std::fs::write(path, text)
             .map_err(|e| cannot(format!("{} cannot be written: {e}", path.display())))
     };
-    if args.json {
-        out::line(&json);
-    } else {
-        out::line(report::summary(finding).trim_end());
-    }
     if let Some(path) = &args.save {
         write(path, format!("{json}\n"))?;
     }
     if let Some(path) = &args.html {
         write(path, report::html(finding))?;
+    }
+    if args.json {
+        out::line(&json);
+    } else {
+        out::line(report::summary(finding).trim_end());
     }
     Ok(())
 }

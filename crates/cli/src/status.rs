@@ -26,6 +26,9 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
                 _ => out::line(&failure.message),
             }
         }
+        if out::reader_is_gone() {
+            return Ok(Exit::Done);
+        }
         std::thread::sleep(Duration::from_secs(seconds.max(1)));
     }
 }

@@ -108,6 +108,32 @@ fn a_wrong_setting_is_3_and_names_its_place() {
     assert!(words(&out).contains("LOCKSTEP_POOL_KV_MEMORY"), "{}", words(&out));
 }
 
+/// What was found: a rolled-back change, a corrupted server and every other verdict ended with 0,
+/// "done", where a reader (`| head -1`) had closed standard output.
+#[test]
+fn a_verdict_that_nobody_reads_keeps_its_exit_code() {
+    let dir = temp_dir("unread-verdict");
+    for args in [
+        &["status", "http://127.0.0.1:9", "--json"][..],
+        &["check", "http://127.0.0.1:9", "--json"],
+        &["plan", "show", "--model", "nowhere-to-be-found", "--json"],
+        &["serve", "--port", "x", "--json"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let unread = Command::new(lockstep()).args(args).current_dir(&dir).stdout(writer).status();
+        let code = run(&dir, args, &[]).status.code();
+        assert_ne!(code, Some(0), "{args:?}");
+        assert_eq!(unread.unwrap().code(), code, "{args:?}");
+    }
+    // What prints until it is told to stop is told so by that.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let watch = ["status", "http://127.0.0.1:9", "--watch=1"];
+    let ended = Command::new(lockstep()).args(watch).current_dir(&dir).stdout(writer).status();
+    assert_eq!(ended.unwrap().code(), Some(0));
+}
+
 /// What was found: `lockstep serve 2>&1 | head -1` on a long complaint ended with 101, a panic.
 #[test]
 fn a_complaint_that_nobody_reads_keeps_its_exit_code() {
