@@ -1,5 +1,10 @@
 //! Every limit, in one place, with the relations between them asserted at compile time.
 
+/// Least `repetition_penalty`: it divides logits, and one of up to 1e36 stays finite over this,
+/// where a subnormal number makes infinity of any logit.
+pub const REPETITION_PENALTY_MIN: f32 = 0.01;
+/// Greatest `repetition_penalty`: it multiplies negative logits.
+pub const REPETITION_PENALTY_MAX: f32 = 10.0;
 /// Entries of a request's `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 512;
 /// Alternatives reported with a token.

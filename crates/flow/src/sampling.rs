@@ -21,6 +21,7 @@ pub struct SamplingParams {
     /// Drop tokens less likely than `min_p` times the most likely one; 0 keeps all.
     pub min_p: f32,
     /// Divides (or multiplies, where negative) logits of tokens seen in prompt or output; 1 is off.
+    /// [`limits::REPETITION_PENALTY_MIN`] to [`limits::REPETITION_PENALTY_MAX`].
     pub repetition_penalty: f32,
     /// Subtracted once from tokens seen in the output.
     pub presence_penalty: f32,
@@ -104,7 +105,8 @@ impl SamplingParams {
         f("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1")?;
         f("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1")?;
         let r = self.repetition_penalty;
-        f("repetition_penalty", r, r > 0.0 && r <= 10.0, "above 0 and at most 10")?;
+        let (least, most) = (limits::REPETITION_PENALTY_MIN, limits::REPETITION_PENALTY_MAX);
+        f("repetition_penalty", r, (least..=most).contains(&r), "between 0.01 and 10")?;
         for (param, v) in [
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
@@ -144,5 +146,45 @@ impl SamplingParams {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn repeated(repetition_penalty: f32) -> Result<(), SamplingError> {
+        SamplingParams { repetition_penalty, ..SamplingParams::default() }.check(100)
+    }
+
+    #[test]
+    fn a_repetition_penalty_that_makes_logits_infinite_is_refused() {
+        let logit = 1e30_f32;
+        for r in [limits::REPETITION_PENALTY_MIN, 1.0, limits::REPETITION_PENALTY_MAX] {
+            assert_eq!(repeated(r), Ok(()));
+            assert!((logit / r).is_finite() && (-logit * r).is_finite(), "{r}");
+        }
+        for r in [0.0, -1.0, 1e-45, 1e-40, 1e-38, 0.0099, 10.01, f32::INFINITY, f32::NAN] {
+            let e = repeated(r).unwrap_err();
+            assert_eq!((e.param, e.expected), ("repetition_penalty", "between 0.01 and 10"), "{r}");
+        }
+    }
+
+    #[test]
+    fn no_other_parameter_within_its_bounds_makes_a_logit_infinite() {
+        let most = SamplingParams {
+            presence_penalty: -2.0,
+            frequency_penalty: -2.0,
+            logit_bias: vec![(Token(0), 100.0)],
+            ..SamplingParams::default()
+        };
+        assert_eq!(most.check(100), Ok(()));
+        let count = limits::CONTEXT_TOKENS_MAX as f32;
+        let logit = 1e30 - count * most.frequency_penalty - most.presence_penalty;
+        assert!((logit + most.logit_bias[0].1).is_finite());
+        // A temperature divides differences from the greatest logit, which are 0 or below: the
+        // quotient is 0 or makes no weight, as small as the temperature may be.
+        let cold = SamplingParams { temperature: 1e-45, ..SamplingParams::default() };
+        assert_eq!(cold.check(100), Ok(()));
     }
 }
