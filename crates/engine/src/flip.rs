@@ -182,6 +182,13 @@ impl Core {
         Ok(())
     }
 
+    /// True of the generation that served before the live one: what runs on a server that drains
+    /// may still need it.
+    pub fn is_the_way_back(&self, number: u64) -> bool {
+        let before = |g: &Generation| g.number() == number && number < self.generation.number();
+        self.draining.as_deref().is_some_and(before)
+    }
+
     /// Watches the live generation `number` for `watch`, by default as long as its knobs say.
     fn open_watch(&mut self, number: u64, watch: Option<Micros>) {
         let now = self.clock.now();

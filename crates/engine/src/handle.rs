@@ -156,7 +156,9 @@ impl Handle {
         self.clock.now()
     }
 
-    /// Takes nothing new and goes on with what it has.
+    /// Takes nothing new and goes on with what it has. No generation is staged or flipped to any
+    /// more but back to the one before, and one that is being built is rejected, unless steps are
+    /// held for it.
     pub fn drain(&self) {
         self.shared.close("it is draining");
         self.shared.update(|s| {
@@ -184,7 +186,8 @@ impl Handle {
     /// changes meanwhile.
     ///
     /// # Errors
-    /// A knob that no live flip can change, or another generation beside the live one.
+    /// A knob that no live flip can change, another generation beside the live one, or a server
+    /// that drains.
     pub fn stage(&self, changes: &[KnobChange]) -> Result<u64, GenerationError> {
         self.stage_as(changes, StageMode::Beside)
     }
@@ -206,7 +209,7 @@ impl Handle {
     /// default `generations.watch`.
     ///
     /// # Errors
-    /// It is in no state for that, or the step loop has stopped.
+    /// It is in no state for that, the server drains, or the step loop has stopped.
     pub fn flip(&self, number: u64, watch: Option<Micros>) -> Result<(), GenerationError> {
         self.ask(|reply| Command::Flip { number, watch, reply })?
     }

@@ -4,6 +4,7 @@ use crate::core::{Core, Turn};
 use crate::handle::Command;
 use lockstep_device::DeviceError;
 use lockstep_flow::Failure;
+use lockstep_flow::generation::GenerationError;
 use lockstep_flow::status::WaitReason;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -218,7 +219,8 @@ impl StepLoop {
                 number
             }
             Command::Vacate { number, reply } => {
-                let _ = reply.send(core.vacate(number));
+                let on = core.yard.go_on(number).map_err(|e| e.to_string());
+                let _ = reply.send(on.and_then(|()| core.vacate(number)));
                 number
             }
             Command::MoveIn { number, reply } => {
@@ -252,7 +254,11 @@ impl StepLoop {
                 number
             }
             Command::Flip { number, watch, reply } => {
-                let done = core.flip(number, watch);
+                let refused = self.draining && !core.is_the_way_back(number);
+                let done = match refused {
+                    true => Err(GenerationError::Draining { asked: "flipped to" }),
+                    false => core.flip(number, watch),
+                };
                 core.publish();
                 let _ = reply.send(done);
                 number

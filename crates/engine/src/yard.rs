@@ -18,6 +18,7 @@ use lockstep_flow::generation::{
     BucketEvidence, GENERATIONS_KEPT, Gap, GenerationDigests, GenerationError, GenerationReport,
     GenerationState, StageMode,
 };
+use lockstep_flow::status::Health;
 use lockstep_flow::{Clock, Micros};
 use lockstep_model::{Model, PlanShape};
 use lockstep_plan::{Backend, prove_between};
@@ -113,8 +114,17 @@ impl Yard {
         self.shared.report(number, change);
     }
 
+    /// Gives up what is built for a server that drains, but where steps are held for it: there
+    /// the shortest way to more steps is forward.
+    pub(crate) fn go_on(&self, number: u64) -> Result<(), Rejection> {
+        let mut on = true;
+        self.shared.update(|s| on = s.health != Health::Draining || s.held_for == Some(number));
+        if on { Ok(()) } else { Err(Rejection::Because(DRAINING.into())) }
+    }
+
     /// Moves the report on; the builder's moves are the state machine's own.
     fn advance(&self, number: u64, to: GenerationState) -> Result<(), Rejection> {
+        self.go_on(number)?;
         let now = self.clock.now();
         let mut moved = Ok(());
         self.report(number, |r| moved = r.advance(to, now));
@@ -124,7 +134,8 @@ impl Yard {
     /// Takes a generation on: checks its knobs, gives it a number, and starts its builder.
     ///
     /// # Errors
-    /// A knob that a live flip cannot change, or another generation beside the live one.
+    /// A knob that a live flip cannot change, another generation beside the live one, or a server
+    /// that drains.
     pub fn stage(
         self: &Arc<Self>,
         changes: &[KnobChange],
@@ -163,6 +174,11 @@ impl Yard {
         let now = self.clock.now();
         let mut entered = Ok(0);
         self.shared.update(|status| {
+            // Under the lock that [`crate::Handle::drain`] takes: what enters is there before.
+            if status.health == Health::Draining {
+                entered = Err(GenerationError::Draining { asked: "staged" });
+                return;
+            }
             let reports = &mut status.generations;
             let other =
                 reports.iter().find(|r| !r.state.is_over() && r.number != status.generation);
@@ -375,6 +391,7 @@ impl Yard {
         commands.send(Command::Install { arrival, reply }).map_err(gone)?;
         let mut arena = lent.recv().map_err(gone)?.map_err(Rejection::Because)?;
         for bucket in 0..blueprint.proven.len() {
+            self.go_on(number)?;
             arena.fill(evidence[bucket].arena_bytes, POISON);
             let (reply, answer) = mpsc::channel();
             let canary = Canary { number, bucket, before: evidence[bucket], arena, reply };
@@ -410,6 +427,9 @@ impl Unsent {
         Arrival { blueprint: blueprint.clone(), order, main, shadow }
     }
 }
+
+/// Why nothing is built any more.
+const DRAINING: &str = "the server began to drain: what runs ends first";
 
 /// How the request body names the mode for which there is room.
 const DRAIN: &str = "\"mode\": \"drain\"";

@@ -9,17 +9,17 @@ use common::models::tiny;
 use common::outcome::assert_same;
 use common::stage::{
     arenas, change, graph_max_bs, one_fills_the_pool, outcomes, report, rig, settled, submit,
-    submit_from, wait,
+    submit_from, verified, wait,
 };
-use common::{Probe, Recorder};
+use common::{Engine, Probe, Recorder};
 use lockstep_device::{CpuDevice, Device};
 use lockstep_engine::Handle;
 use lockstep_flow::EngineStatus;
-use lockstep_flow::generation::StageMode;
+use lockstep_flow::generation::{GenerationError, StageMode};
 use lockstep_flow::{GenerationState as State, Micros, SamplingParams, Seed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn probes(n: u32, max_tokens: u32) -> Vec<Probe> {
     let one = |i: u32| {
@@ -40,6 +40,20 @@ fn over(handle: &Handle, number: u64) -> State {
     let settled = |s: State| matches!(s, State::Live | State::Rejected);
     let status = wait(handle, "the swap's end", |s| settled(report(s, number).state));
     report(&status, number).state
+}
+
+/// Turns the loop until the status is as wanted.
+fn turned(engine: &mut Engine, done: impl Fn(&EngineStatus) -> bool) -> EngineStatus {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        engine.steps.turn();
+        let status = engine.status();
+        if done(&status) {
+            return status;
+        }
+        assert!(Instant::now() < end, "it never came: {:#?}", status.generations);
+        std::thread::yield_now();
+    }
 }
 
 /// Two generations do not fit: beside is refused with the numbers and the mode that works, and in
@@ -120,6 +134,73 @@ fn a_generation_that_fails_in_the_live_ones_place_gives_it_back() {
     wait(&handle, "the end", |s| s.counters.finished == 6);
     assert!(sinks.iter().all(Recorder::ended));
     handle.shutdown();
+}
+
+/// A draining server took a generation on, and in the mode that drains held the steps of requests
+/// that would have ended well before it did.
+#[test]
+fn a_draining_server_stages_nothing_and_what_runs_ends_well() {
+    let handle = rig().started(&tiny("qwen3"), Box::new(CpuDevice::new(2, "auto").unwrap()));
+    let ready = verified(&handle, &graph_max_bs(96));
+    let probes = probes(12, 400);
+    let sinks = submit(&handle, &probes);
+    wait(&handle, "steps", |s| s.counters.decode_steps > 5);
+    handle.drain();
+    for mode in [StageMode::Beside, StageMode::Drain] {
+        let e = handle.stage_as(&graph_max_bs(64), mode).unwrap_err();
+        assert_eq!(e, GenerationError::Draining { asked: "staged" });
+    }
+    let e = handle.flip(ready, None).unwrap_err();
+    assert_eq!(e, GenerationError::Draining { asked: "flipped to" });
+    let status = wait(&handle, "the end", |s| s.counters.finished == 12);
+    assert_eq!((status.generation, status.generations.len()), (1, 2), "nothing came");
+    assert_eq!(report(&status, ready).state, State::Verified);
+    assert!(status.held_for.is_none() && sinks.iter().all(Recorder::ended));
+    handle.shutdown();
+    let mut engine =
+        rig().engine_on(&tiny("qwen3"), Box::new(CpuDevice::new(2, "auto").unwrap()), false);
+    assert_same(&engine.together(&probes, &[]), &outcomes(&sinks), "while the server drained");
+}
+
+/// What is being built when the drain begins is given up, with its memory: while it is planned,
+/// before it takes the live one's place, and before its canary steps.
+#[test]
+fn a_generation_that_a_drain_finds_half_built_is_given_up() {
+    for (mode, reached) in [
+        (StageMode::Beside, State::Planned),
+        (StageMode::Drain, State::Proven),
+        (StageMode::Beside, State::Sealed),
+    ] {
+        let rig = rig();
+        let device = Box::new(CpuDevice::new(2, "auto").unwrap());
+        let mut engine = rig.engine_on(&tiny("qwen3"), device, false);
+        let before = arenas(&engine.handle);
+        let number = engine.handle.stage_as(&graph_max_bs(96), mode).unwrap();
+        // Without a turn of the loop it comes no further.
+        let there = |s: &EngineStatus| report(s, number).moves.iter().any(|m| m.0 == reached);
+        wait(&engine.handle, "its state", there);
+        engine.handle.drain();
+        let status = turned(&mut engine, |s| report(s, number).state == State::Rejected);
+        let why = report(&status, number).reason.clone().unwrap();
+        assert!(why.contains("began to drain"), "{why}");
+        assert_eq!((status.generation, status.held_for), (1, None));
+        assert_eq!(arenas(&engine.handle), before);
+    }
+}
+
+/// Where steps are held already, the shortest way to more of them is forward.
+#[test]
+fn a_drain_that_finds_steps_held_lets_the_exchange_end() {
+    let device = Box::new(CpuDevice::new(2, "auto").unwrap());
+    let mut engine = rig().engine_on(&tiny("qwen3"), device, false);
+    let sinks = submit(&engine.handle, &probes(4, 300));
+    let number = engine.handle.stage_as(&graph_max_bs(96), StageMode::Drain).unwrap();
+    wait(&engine.handle, "its proofs", |s| report(s, number).state != State::Planned);
+    turned(&mut engine, |s| s.held_for == Some(number));
+    engine.handle.drain();
+    let status = turned(&mut engine, |s| s.counters.finished == 4 && s.held_for.is_none());
+    assert_eq!((status.generation, report(&status, number).state), (number, State::Live));
+    assert!(sinks.iter().all(Recorder::ended));
 }
 
 /// Canary rows found no page where running requests had all of them, and every exchange ended with

@@ -352,6 +352,8 @@ pub enum GenerationError {
     Watched { number: u64, left: Micros },
     /// The scheduler cannot go on with it.
     Refused { number: u64, why: String },
+    /// The server takes nothing new and ends what it has: this would hold that up.
+    Draining { asked: &'static str },
     /// The step loop has stopped.
     Stopped { why: String },
     /// This engine has none.
@@ -392,6 +394,11 @@ impl fmt::Display for GenerationError {
             GenerationError::Refused { number, why } => {
                 write!(f, "generation {number} cannot serve now: {why}")
             }
+            GenerationError::Draining { asked } => write!(
+                f,
+                "the server is draining, and no generation is {asked} any more: what runs would \
+                 wait for it; ask the server that comes after it"
+            ),
             GenerationError::Stopped { why } => write!(f, "the step loop has stopped: {why}"),
             GenerationError::NotOffered => write!(f, "this engine has one generation, for good"),
         }

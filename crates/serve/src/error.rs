@@ -85,7 +85,7 @@ impl ApiError {
                 | GenerationError::State { .. }
                 | GenerationError::Watched { .. }
                 | GenerationError::Refused { .. } => 409,
-                GenerationError::Stopped { .. } => 503,
+                GenerationError::Draining { .. } | GenerationError::Stopped { .. } => 503,
             },
             ApiError::Unauthorized { .. } => 401,
             ApiError::Forbidden { .. } => 403,
@@ -161,7 +161,7 @@ impl ApiError {
                 GenerationError::State { .. } => "generation_state",
                 GenerationError::Watched { .. } => "generation_watched",
                 GenerationError::Refused { .. } => "generation_refused",
-                GenerationError::Stopped { .. } => "not_serving",
+                GenerationError::Draining { .. } | GenerationError::Stopped { .. } => "not_serving",
                 GenerationError::NotOffered => "unsupported",
             },
             ApiError::Rejected { .. } => "generation_rejected",
