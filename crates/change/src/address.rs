@@ -1,6 +1,6 @@
 //! Addresses of servers: whether they are on this machine, and at which port.
 
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 /// `host:port` of an address; the port may be missing.
 fn authority(url: &str) -> &str {
@@ -41,15 +41,72 @@ pub fn port(url: &str) -> Option<u16> {
     authority(url).rsplit_once(':')?.1.parse().ok()
 }
 
-/// True where two addresses are those of one server, as far as their words tell.
+/// True where two addresses may be those of one server: any two of this machine at one port are,
+/// since a server may listen at all of them. [`pick`] tells apart those that are listed together.
 pub fn is_same(a: &str, b: &str) -> bool {
     let hosts = host(a) == host(b) || (is_here(a) && is_here(b));
     hosts && port(a).unwrap_or(80) == port(b).unwrap_or(80)
 }
 
+/// True where two addresses name one port of one IP address.
+fn is_equal(a: &str, b: &str) -> bool {
+    let (host_a, host_b) = (host(a), host(b));
+    let is_host = || {
+        let all = resolved(host_b);
+        host_a.eq_ignore_ascii_case(host_b) || resolved(host_a).iter().any(|ip| all.contains(ip))
+    };
+    port(a).unwrap_or(80) == port(b).unwrap_or(80) && is_host()
+}
+
+fn resolved(host: &str) -> Vec<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    }
+    match host.parse::<IpAddr>() {
+        Ok(ip) => vec![ip.to_canonical()],
+        Err(_) => addresses(host).into_iter().map(|ip| ip.to_canonical()).collect(),
+    }
+}
+
+/// Which of several listed servers is the one at `url`: the one of the same words, else of the same
+/// IP address and port, else (where `is_loose`) the only one that may be it ([`is_same`]).
+///
+/// # Errors
+/// Several fit equally well: their places in the list.
+pub fn pick(listed: &[&str], url: &str, is_loose: bool) -> Result<Option<usize>, Vec<usize>> {
+    let bare = |u: &str| u.trim_end_matches('/').to_owned();
+    if let Some(at) = listed.iter().position(|u| bare(u) == bare(url)) {
+        return Ok(Some(at));
+    }
+    let ways: &[fn(&str, &str) -> bool] = if is_loose { &[is_equal, is_same] } else { &[is_equal] };
+    for fits in ways {
+        let all: Vec<usize> = (0..listed.len()).filter(|&at| fits(listed[at], url)).collect();
+        let Some(&first) = all.first() else { continue };
+        let is_one = all.iter().all(|&at| bare(listed[at]) == bare(listed[first]));
+        return if is_one { Ok(Some(first)) } else { Err(all) };
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A bug of the first version: of two servers at one port of two addresses of this machine, the
+    /// first that a router listed was taken for the one that was meant.
+    #[test]
+    fn of_two_addresses_at_one_port_the_one_that_is_meant_is_picked() {
+        let two = ["http://127.0.0.2:7", "http://127.0.0.1:7/"];
+        assert_eq!(pick(&two, "http://127.0.0.1:7", true), Ok(Some(1)), "its words");
+        assert_eq!(pick(&two, "http://localhost:7", true), Ok(Some(1)), "its address");
+        assert_eq!(pick(&two, "http://127.0.0.3:7", true), Err(vec![0, 1]), "either may be it");
+        assert_eq!(pick(&two, "http://127.0.0.3:7", false), Ok(None));
+        assert_eq!(pick(&two[..1], "http://127.0.0.3:7", true), Ok(Some(0)), "no other may be it");
+        assert_eq!(pick(&two, "http://127.0.0.1:8", true), Ok(None));
+        let both = ["http://[::1]:7", "http://127.0.0.1:7"];
+        assert_eq!(pick(&both, "localhost:7", true), Err(vec![0, 1]), "localhost is both");
+        assert_eq!(pick(&[two[0], two[0]], "127.0.0.2:7", true), Ok(Some(0)), "listed twice");
+    }
 
     #[test]
     fn addresses_are_taken_apart() {

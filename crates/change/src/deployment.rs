@@ -5,7 +5,7 @@
 //! are read from each worker directly, requests go through the router, and what is predicted looks
 //! at all of them.
 
-use crate::address::is_same;
+use crate::address::pick;
 use crate::readback::{self, Readback};
 use crate::router;
 use crate::target::{Kind, Launch, Target, Worker};
@@ -59,9 +59,10 @@ pub fn around(target: &Target, web: &Web) -> Deployment {
     if let Some(url) = &target.router {
         match web.beside(url).and_then(|router| router::workers(&router)) {
             Ok(list) => {
-                for worker in list {
-                    match all.iter_mut().find(|w| is_same(&w.url, &worker.url)) {
-                        Some(known) => known.role = known.role.take().or(worker.role),
+                let pairs = pairs(&all, &list);
+                for (worker, known) in list.into_iter().zip(pairs) {
+                    match known {
+                        Some(at) => all[at].role = all[at].role.take().or(worker.role),
                         None => all.push(worker),
                     }
                 }
@@ -69,12 +70,22 @@ pub fn around(target: &Target, web: &Web) -> Deployment {
             Err(e) => router_fault = Some(e.to_string()),
         }
     }
-    let own = all.iter().find(|w| is_same(&w.url, &target.url));
-    let said_role = own.and_then(|w| w.role.clone());
-    all.retain(|w| !is_same(&w.url, &target.url));
+    let (own, mut all) = router::apart(all, &target.url);
+    let said_role = own.and_then(|w| w.role);
     all.truncate(PEERS_MAX);
     let peers = all.into_iter().map(|worker| Peer { readback: ask(target, web, &worker), worker });
     Deployment { peers: peers.collect(), said_role, router_fault }
+}
+
+/// Which of the known workers each listed one is: they have to be each other's best match.
+fn pairs(known: &[Worker], listed: &[Worker]) -> Vec<Option<usize>> {
+    let known: Vec<&str> = known.iter().map(|w| w.url.as_str()).collect();
+    let listed: Vec<&str> = listed.iter().map(|w| w.url.as_str()).collect();
+    let best = |all: &[&str], url: &str| pick(all, url, true).ok().flatten();
+    let is_back =
+        |url: &str, at: usize| best(&listed, known[at]).is_some_and(|back| listed[back] == url);
+    let one = |url: &&str| best(&known, url).filter(|&at| is_back(url, at));
+    listed.iter().map(one).collect()
 }
 
 fn ask(target: &Target, web: &Web, worker: &Worker) -> Option<Readback> {
@@ -99,6 +110,17 @@ mod tests {
         assert_eq!(front(&target, None), None, "a whole worker answers by itself");
         assert_eq!(front(&Target::direct("http://w:1"), Some("prefill")), None);
         assert!(needs_router(Kind::Sglang, Some("prefill")) && !needs_router(Kind::Vllm, None));
+    }
+
+    /// Two servers at one port of two addresses of this machine once counted as one.
+    #[test]
+    fn workers_at_one_port_of_two_addresses_are_two() {
+        let of = |url: &str| Worker { url: url.into(), role: None };
+        let two = [of("http://127.0.0.2:7"), of("http://127.0.0.1:7")];
+        assert_eq!(pairs(&[of("http://localhost:7")], &two), [None, Some(0)]);
+        assert_eq!(pairs(&[of("http://127.0.0.9:7")], &two[..1]), [Some(0)], "may be the same");
+        let (own, others) = router::apart(two.to_vec(), "http://127.0.0.1:7");
+        assert_eq!((own, others), (Some(two[1].clone()), vec![two[0].clone()]));
     }
 
     #[test]

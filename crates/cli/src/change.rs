@@ -3,7 +3,6 @@
 use crate::args::{ChangeArgs, ChangeCmd, InitArgs, RecordArgs};
 use crate::exit::{Exit, Failure};
 use crate::out;
-use lockstep_change::address::is_same;
 use lockstep_change::discover::{Found, discover};
 use lockstep_change::journal::State;
 use lockstep_change::predict::Prediction;
@@ -320,7 +319,7 @@ fn others(web: &Web, url: &str, router: Option<&str>) -> Vec<Worker> {
     let listed = router.map(|r| web.beside(r).and_then(|r| router::workers(&r)));
     match listed {
         None => Vec::new(),
-        Some(Ok(all)) => all.into_iter().filter(|w| !is_same(&w.url, url)).collect(),
+        Some(Ok(all)) => router::apart(all, url).1,
         // It is asked again before each change.
         Some(Err(e)) => {
             say(false, &format!("the router does not tell its workers: {e}"));

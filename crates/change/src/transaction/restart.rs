@@ -209,16 +209,18 @@ fn edited(g: &Ground<'_>, path: &Path, old: &[u8]) -> Result<Vec<u8>, ChangeErro
 /// service of the server itself.
 fn restart(g: &mut Ground<'_>, is_way_back: bool) -> Result<f64, ChangeError> {
     let routed = match take_out(g) {
-        // The old setting comes back whether or not a router is there to be told.
+        // The old setting comes back whether or not a router is there to be told; what was taken
+        // out on the way there is put back all the same.
         Err(e) if is_way_back => {
             (g.say)(&format!("not drained: {e}"));
-            None
+            let router = g.target.router.as_ref().map(|url| g.web.beside(url)).transpose()?;
+            router.zip(drained(g))
         }
         other => other?,
     };
     let seconds = cycle(g)?;
     if let Some((router, entry)) = routed {
-        router::put_back(&router, &g.target.url, &entry)?;
+        router::put_back(&router, &entry)?;
         (g.say)(&format!("{} is in the rotation of {} again", g.target.url, router.url()));
     }
     if let Some(front) = &g.front {
@@ -239,10 +241,13 @@ fn take_out(g: &mut Ground<'_>) -> Result<Option<(Web, Entry)>, ChangeError> {
     let target = g.target;
     let Some(url) = &target.router else { return Ok(None) };
     let router = g.web.beside(url)?;
-    let found = router::find(&router, &target.url)?;
+    let known = drained(g);
+    let found = match &known {
+        Some(entry) => router::again(&router, entry)?,
+        None => router::find(&router, &target.url)?,
+    };
     let Some(mut found) = found else {
-        // Taken out before a crash: what it was is in the journal.
-        let known = g.journal.facts("drain").and_then(Entry::from_json);
+        // Taken out before a crash.
         let entry = known.ok_or_else(|| not_listed(g))?;
         return Ok(Some((router, entry)));
     };
@@ -255,6 +260,11 @@ fn take_out(g: &mut Ground<'_>) -> Result<Option<(Web, Entry)>, ChangeError> {
     }
     g.journal.append(&Line::Note("drained"), json!({"router": url, "idle": is_idle}))?;
     Ok(Some((router, found.entry)))
+}
+
+/// The entry that this change took out of rotation, or was about to.
+fn drained(g: &Ground<'_>) -> Option<Entry> {
+    g.journal.facts("drain").and_then(Entry::from_json)
 }
 
 /// The names of a worker's models; none where it does not answer.

@@ -7,6 +7,7 @@ use super::{read, run};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,9 +21,20 @@ struct State {
     /// When each of the workers that are leaving is gone, by its id.
     leaving: Vec<(Value, Instant)>,
     asked: Vec<String>,
+    /// A script, and how many questions are answered with 503 once the old setting stands in it
+    /// again after a worker was removed.
+    away: Option<(PathBuf, u32)>,
 }
 
 impl State {
+    fn is_away(&mut self) -> bool {
+        let is_removed = self.asked.iter().any(|a| a.starts_with("DELETE"));
+        let Some((script, left)) = &mut self.away else { return false };
+        let is = *left > 0 && is_removed && read(script).contains("RUNNING=4");
+        *left -= u32::from(is);
+        is
+    }
+
     fn let_go(&mut self) {
         let gone = |(id, at): &(Value, Instant)| (Instant::now() >= *at).then(|| id.clone());
         let gone: Vec<Value> = self.leaving.iter().filter_map(gone).collect();
@@ -75,6 +87,7 @@ fn answer(state: &Mutex<State>, mut stream: TcpStream) {
     let mut state = state.lock().unwrap();
     state.let_go();
     let (status, answer) = match (method, path.strip_prefix("/workers")) {
+        _ if state.is_away() => ("503 Service Unavailable", json!({"error": "restarting"})),
         ("GET", Some("")) => {
             ("200 OK", json!({"workers": state.workers, "total": state.workers.len()}))
         }
@@ -123,7 +136,10 @@ fn a_worker_is_drained_through_its_router_and_put_back() {
     let worker = json!({"id": "w-1", "url": site.url, "worker_type": "regular", "priority": 50,
                         "is_healthy": true, "status": "ready", "labels":
                         {"zone": "a", "max_running_requests": "4"}});
-    router.0.lock().unwrap().workers.push(worker);
+    // Another server of this machine at the same port of another address, which is left alone.
+    let url = site.url.replace("127.0.0.1", "127.0.0.2");
+    let other = json!({"id": "w-0", "url": url, "is_healthy": true, "status": "ready"});
+    router.0.lock().unwrap().workers.extend([other, worker]);
     let (code, done, said) = run(&mut site.change(&SET));
     assert_eq!((code, &done["state"]), (0, &json!("kept")), "{done} {said}");
     assert_eq!(running(&site), 8);
@@ -136,6 +152,34 @@ fn a_worker_is_drained_through_its_router_and_put_back() {
     let idle = at("\"word\":\"drained\",\"facts\":{\"router\":");
     assert!(journal[idle..].contains("\"idle\":true"), "{journal}");
     assert!(at("\"word\":\"drain\"") < idle && idle < at("\"word\":\"started\""), "{journal}");
+    end(site);
+}
+
+/// A bug of the first version: where the router did not answer when the worker was to be drained on
+/// the way back, it stayed out of rotation, and the change was rolled back, and verified.
+#[test]
+fn a_router_s_503_on_the_way_back_does_not_leave_the_worker_out() {
+    let router = Router::start();
+    let never = |_: u16, _: &Path| "exec sleep 1000".to_owned();
+    let site = by_script("routed-back", &format!("router = \"{}\"\n", router.1), never);
+    let path = site.dir.join("targets/ours.toml");
+    std::fs::write(&path, read(&path).replace("seconds = 20", "seconds = 5")).unwrap();
+    let worker = json!({"id": "w-1", "url": site.url, "is_healthy": true, "status": "ready"});
+    {
+        let mut state = router.0.lock().unwrap();
+        state.workers.push(worker);
+        // That of the drain, and the first one of those that put it back.
+        state.away = Some((site.dir.join("serve.sh"), 2));
+    }
+    let (code, done, said) = run(&mut site.change(&SET));
+    assert_eq!((code, &done["state"]), (11, &json!("rolled_back")), "{done} {said}");
+    assert!(said.contains("not drained: ") && said.contains("rotation of"), "{said}");
+    assert_eq!(running(&site), 4);
+    let state = router.0.lock().unwrap();
+    assert_eq!(state.away.as_ref().map(|(_, left)| *left), Some(0));
+    assert_eq!((state.workers.len(), &state.workers[0]["url"]), (1, &json!(site.url)));
+    assert_eq!(state.workers[0]["status"], "ready");
+    drop(state);
     end(site);
 }
 
