@@ -11,6 +11,7 @@ mod digest;
 mod manifest;
 mod port;
 mod workshop;
+mod wrap;
 
 pub use cpu::CpuDevice;
 #[cfg(feature = "lab")]
@@ -21,3 +22,4 @@ pub use lockstep_plan::WeightData;
 pub use manifest::{Bound, Manifest, layout_digest};
 pub use port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, Mode, PageBuffer};
 pub use workshop::{AwayArena, Remains, Workshop};
+pub use wrap::Wrap;

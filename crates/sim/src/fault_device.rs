@@ -7,16 +7,12 @@ use crate::spread::spread;
 use crate::step::Step;
 use crate::strike::{EVERY_STEP, Sabotage, Strike, StrikeLog};
 use lockstep_device::lab::{LabDevice, Raw};
-use lockstep_device::{
-    ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
-    Remains, WeightData, Workshop,
-};
+use lockstep_device::{ArenaId, CpuDevice, Device, DeviceError, ExecId, Remains, WeightData, Wrap};
 use lockstep_flow::Lease;
 use lockstep_plan::explore::{Extension, Poison, Threaded};
 use lockstep_plan::mix::mix64;
 use lockstep_plan::{
-    Backend, Buffer, BufferId, BufferKind, Digest, LIVE_COUNTS, OpId, Packing, Proven, StepPlan,
-    pack, prove,
+    Buffer, BufferId, BufferKind, Digest, LIVE_COUNTS, Packing, StepPlan, pack, prove,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -322,13 +318,15 @@ fn transients_only(plan: &StepPlan, packing: &Packing, poisons: Vec<Poison>) -> 
     poisons.into_iter().filter_map(clip).collect()
 }
 
-impl Device for FaultDevice {
-    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
-        self.lab.device().backend()
+impl Wrap for FaultDevice {
+    type Inner = CpuDevice;
+
+    fn inner(&self) -> &CpuDevice {
+        self.lab.device()
     }
 
-    fn enter_step_thread(&mut self) {
-        self.lab.device_mut().enter_step_thread();
+    fn inner_mut(&mut self) -> &mut CpuDevice {
+        self.lab.device_mut()
     }
 
     fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
@@ -346,37 +344,9 @@ impl Device for FaultDevice {
         self.lab.device_mut().load_weight(name, data)
     }
 
-    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
-        self.lab.device_mut().bind_state(name, bytes)
-    }
-
-    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
-        self.lab.device_mut().arena(bytes)
-    }
-
-    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
-        self.lab.device_mut().free_arena(arena)
-    }
-
-    fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        self.lab.device_mut().capture(plan, arena)
-    }
-
-    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.lab.device_mut().seal(exec)
-    }
-
     fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
         self.forget(exec)?;
         self.lab.device_mut().release(exec)
-    }
-
-    fn manifest(&self, exec: ExecId) -> &Manifest {
-        self.lab.device().manifest(exec)
-    }
-
-    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
-        self.lab.device().check_manifest(exec)
     }
 
     /// The engine writes live counts after the lease has been signed and before anything looks at
@@ -443,75 +413,11 @@ impl Device for FaultDevice {
         Ok(())
     }
 
-    fn explore(
-        &mut self,
-        exec: ExecId,
-        lease: &dyn Lease,
-        order: &[OpId],
-        poison: Option<u8>,
-    ) -> Result<(), DeviceError> {
-        self.lab.device_mut().explore(exec, lease, order, poison)
-    }
-
-    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
-        self.lab.device().peek(exec, buffer, offset, out);
-    }
-
     fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
         if core::mem::take(&mut self.memory.host_is_due) {
             self.host_strikes(from);
         }
         self.lab.device_mut().copy_inputs(from, to);
-    }
-
-    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
-        self.lab.device().first_difference(a, b, buffer, len)
-    }
-
-    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.lab.device_mut().write_state(name, offset, bytes)
-    }
-
-    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.lab.device().read_state(name, offset, out)
-    }
-
-    fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
-        self.lab.device_mut().replay_op(exec, lease, op)
-    }
-
-    fn digest_pages(
-        &mut self,
-        buffers: &[PageBuffer],
-        pages: &[u32],
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.lab.device_mut().digest_pages(buffers, pages, out)
-    }
-
-    fn digest_weight(
-        &mut self,
-        name: &str,
-        chunk_bytes: u64,
-        first: u64,
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.lab.device_mut().digest_weight(name, chunk_bytes, first, out)
-    }
-
-    fn workshop(&self) -> Arc<dyn Workshop> {
-        self.lab.device().workshop()
-    }
-
-    fn install(
-        &mut self,
-        arena: Box<dyn AwayArena>,
-    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
-        self.lab.device_mut().install(arena)
-    }
-
-    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
-        self.lab.device_mut().lend(arena)
     }
 
     fn uninstall(&mut self, arena: ArenaId) -> Remains {
@@ -520,10 +426,6 @@ impl Device for FaultDevice {
             self.forget(exec).expect("its own executables and arenas");
         }
         self.lab.device_mut().uninstall(arena)
-    }
-
-    fn memory(&self) -> DeviceMemory {
-        self.lab.device().memory()
     }
 }
 

@@ -1,12 +1,9 @@
 //! A CPU device that runs its replays op by op and keeps how long each kind took.
 
 use crate::work::{Step, Work, name, work};
-use lockstep_device::{
-    ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
-    Remains, WeightData, Workshop,
-};
+use lockstep_device::{ArenaId, CpuDevice, Device, DeviceError, ExecId, Wrap};
 use lockstep_flow::Lease;
-use lockstep_plan::{Backend, BufferId, LIVE_COUNTS, OpId, Proven, StepPlan};
+use lockstep_plan::{LIVE_COUNTS, Proven, StepPlan};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -81,59 +78,21 @@ impl Timed {
     }
 }
 
-impl Device for Timed {
-    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
-        self.inner.backend()
+impl Wrap for Timed {
+    type Inner = CpuDevice;
+
+    fn inner(&self) -> &CpuDevice {
+        &self.inner
     }
 
-    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
-        self.inner.load_weight(name, data)
-    }
-
-    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
-        self.inner.bind_state(name, bytes)
-    }
-
-    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
-        self.inner.arena(bytes)
-    }
-
-    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
-        self.inner.free_arena(arena)
+    fn inner_mut(&mut self) -> &mut CpuDevice {
+        &mut self.inner
     }
 
     fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
         let exec = self.inner.capture(plan, arena)?;
         self.plans.insert(exec, Arc::clone(plan));
         Ok(exec)
-    }
-
-    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.seal(exec)
-    }
-
-    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.release(exec)
-    }
-
-    fn manifest(&self, exec: ExecId) -> &Manifest {
-        self.inner.manifest(exec)
-    }
-
-    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.check_manifest(exec)
-    }
-
-    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
-        self.inner.input_mut(exec, input)
-    }
-
-    fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
-        self.inner.inputs_mut(exec, inputs)
-    }
-
-    fn output(&self, exec: ExecId, output: BufferId) -> &[u8] {
-        self.inner.output(exec, output)
     }
 
     fn replay(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
@@ -170,85 +129,5 @@ impl Device for Timed {
         log.steps.push(kinds.values().map(|k| k.2).sum());
         log.add(kinds);
         Ok(())
-    }
-
-    fn eager(&mut self, exec: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
-        self.inner.eager(exec, lease)
-    }
-
-    fn explore(
-        &mut self,
-        exec: ExecId,
-        lease: &dyn Lease,
-        order: &[OpId],
-        poison: Option<u8>,
-    ) -> Result<(), DeviceError> {
-        self.inner.explore(exec, lease, order, poison)
-    }
-
-    fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
-        self.inner.peek(exec, buffer, offset, out);
-    }
-
-    fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
-        self.inner.copy_inputs(from, to);
-    }
-
-    fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
-        self.inner.first_difference(a, b, buffer, len)
-    }
-
-    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.write_state(name, offset, bytes)
-    }
-
-    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read_state(name, offset, out)
-    }
-
-    fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
-        self.inner.replay_op(exec, lease, op)
-    }
-
-    fn digest_pages(
-        &mut self,
-        buffers: &[PageBuffer],
-        pages: &[u32],
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.inner.digest_pages(buffers, pages, out)
-    }
-
-    fn digest_weight(
-        &mut self,
-        name: &str,
-        chunk_bytes: u64,
-        first: u64,
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.inner.digest_weight(name, chunk_bytes, first, out)
-    }
-
-    fn workshop(&self) -> Arc<dyn Workshop> {
-        self.inner.workshop()
-    }
-
-    fn install(
-        &mut self,
-        arena: Box<dyn AwayArena>,
-    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
-        self.inner.install(arena)
-    }
-
-    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
-        self.inner.lend(arena)
-    }
-
-    fn uninstall(&mut self, arena: ArenaId) -> Remains {
-        self.inner.uninstall(arena)
-    }
-
-    fn memory(&self) -> DeviceMemory {
-        self.inner.memory()
     }
 }

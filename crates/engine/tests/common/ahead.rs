@@ -2,15 +2,11 @@
 //! own, as beside a GPU, and a launched step runs when its time comes: at once, or only when it is
 //! waited for, so that everything which the host does meanwhile comes before the step.
 
-use lockstep_device::{
-    ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
-    Remains, WeightData, Workshop,
-};
+use lockstep_device::{ArenaId, AwayArena, CpuDevice, Device, DeviceError, ExecId, Remains, Wrap};
 use lockstep_flow::{BucketKey, Lease};
 use lockstep_plan::mix::mix64;
-use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, Relay};
+use lockstep_plan::{BufferId, BufferKind, OpId, Relay};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
 /// What the pool has signed for, kept until the step runs.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +139,17 @@ impl AheadDevice {
     }
 }
 
-impl Device for AheadDevice {
+impl Wrap for AheadDevice {
+    type Inner = CpuDevice;
+
+    fn inner(&self) -> &CpuDevice {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut CpuDevice {
+        &mut self.inner
+    }
+
     fn relay(&self) -> Option<Relay> {
         Some(self.relay)
     }
@@ -254,72 +260,5 @@ impl Device for AheadDevice {
         // Numbers of executables are given again.
         self.staged.clear();
         self.inner.uninstall(arena)
-    }
-
-    fn digest_pages(
-        &mut self,
-        buffers: &[PageBuffer],
-        pages: &[u32],
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.inner.digest_pages(buffers, pages, out)
-    }
-
-    fn digest_weight(
-        &mut self,
-        name: &str,
-        chunk_bytes: u64,
-        first: u64,
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.inner.digest_weight(name, chunk_bytes, first, out)
-    }
-
-    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
-        self.inner.backend()
-    }
-
-    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
-        self.inner.load_weight(name, data)
-    }
-
-    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
-        self.inner.bind_state(name, bytes)
-    }
-
-    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
-        self.inner.arena(bytes)
-    }
-
-    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
-        self.inner.free_arena(arena)
-    }
-
-    fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        self.inner.capture(plan, arena)
-    }
-
-    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.seal(exec)
-    }
-
-    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.release(exec)
-    }
-
-    fn manifest(&self, exec: ExecId) -> &Manifest {
-        self.inner.manifest(exec)
-    }
-
-    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.check_manifest(exec)
-    }
-
-    fn workshop(&self) -> Arc<dyn Workshop> {
-        self.inner.workshop()
-    }
-
-    fn memory(&self) -> DeviceMemory {
-        self.inner.memory()
     }
 }

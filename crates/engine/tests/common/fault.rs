@@ -1,11 +1,8 @@
 //! A CPU device that can be told to fail in the middle of the load.
 
-use lockstep_device::{
-    ArenaId, AwayArena, CpuDevice, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer,
-    Remains, WeightData, Workshop,
-};
+use lockstep_device::{CpuDevice, Device, DeviceError, ExecId, PageBuffer, Wrap};
 use lockstep_flow::Lease;
-use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven};
+use lockstep_plan::{BufferId, BufferKind, OpId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -63,49 +60,15 @@ impl FaultDevice {
     }
 }
 
-impl Device for FaultDevice {
-    fn backend(&self) -> Arc<dyn Backend + Send + Sync> {
-        self.inner.backend()
+impl Wrap for FaultDevice {
+    type Inner = CpuDevice;
+
+    fn inner(&self) -> &CpuDevice {
+        &self.inner
     }
 
-    fn load_weight(&mut self, name: &str, data: WeightData<'_>) -> Result<(), DeviceError> {
-        self.inner.load_weight(name, data)
-    }
-
-    fn bind_state(&mut self, name: &str, bytes: u64) -> Result<(), DeviceError> {
-        self.inner.bind_state(name, bytes)
-    }
-
-    fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
-        self.inner.arena(bytes)
-    }
-
-    fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
-        self.inner.free_arena(arena)
-    }
-
-    fn capture(&mut self, plan: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
-        self.inner.capture(plan, arena)
-    }
-
-    fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.seal(exec)
-    }
-
-    fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.release(exec)
-    }
-
-    fn manifest(&self, exec: ExecId) -> &Manifest {
-        self.inner.manifest(exec)
-    }
-
-    fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
-        self.inner.check_manifest(exec)
-    }
-
-    fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
-        self.inner.input_mut(exec, input)
+    fn inner_mut(&mut self) -> &mut CpuDevice {
+        &mut self.inner
     }
 
     fn inputs_mut(&mut self, exec: ExecId, inputs: [BufferId; 8]) -> [&mut [u8]; 8] {
@@ -136,36 +99,14 @@ impl Device for FaultDevice {
         self.inner.eager(exec, lease)
     }
 
-    fn explore(
-        &mut self,
-        exec: ExecId,
-        lease: &dyn Lease,
-        order: &[OpId],
-        poison: Option<u8>,
-    ) -> Result<(), DeviceError> {
-        self.inner.explore(exec, lease, order, poison)
-    }
-
     fn peek(&self, exec: ExecId, buffer: BufferId, offset: u64, out: &mut [u8]) {
         self.look(exec, buffer);
         self.inner.peek(exec, buffer, offset, out);
     }
 
-    fn copy_inputs(&mut self, from: ExecId, to: ExecId) {
-        self.inner.copy_inputs(from, to);
-    }
-
     fn first_difference(&self, a: ExecId, b: ExecId, buffer: BufferId, len: u64) -> Option<u64> {
         self.look(a, buffer);
         self.inner.first_difference(a, b, buffer, len)
-    }
-
-    fn write_state(&mut self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.write_state(name, offset, bytes)
-    }
-
-    fn read_state(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read_state(name, offset, out)
     }
 
     fn replay_op(&mut self, exec: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
@@ -184,38 +125,5 @@ impl Device for FaultDevice {
     ) -> Result<(), DeviceError> {
         (self.hook)(Moment::Digest, &mut self.inner);
         self.inner.digest_pages(buffers, pages, out)
-    }
-
-    fn digest_weight(
-        &mut self,
-        name: &str,
-        chunk_bytes: u64,
-        first: u64,
-        out: &mut [u64],
-    ) -> Result<(), DeviceError> {
-        self.inner.digest_weight(name, chunk_bytes, first, out)
-    }
-
-    fn workshop(&self) -> Arc<dyn Workshop> {
-        self.inner.workshop()
-    }
-
-    fn install(
-        &mut self,
-        arena: Box<dyn AwayArena>,
-    ) -> Result<(ArenaId, Vec<ExecId>), DeviceError> {
-        self.inner.install(arena)
-    }
-
-    fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
-        self.inner.lend(arena)
-    }
-
-    fn uninstall(&mut self, arena: ArenaId) -> Remains {
-        self.inner.uninstall(arena)
-    }
-
-    fn memory(&self) -> DeviceMemory {
-        self.inner.memory()
     }
 }
