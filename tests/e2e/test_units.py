@@ -2,6 +2,7 @@
 manager that really runs. Where systemd cannot be had, each test is skipped and says why."""
 
 import json
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from harness import servers, systemd
 from harness.client import Client
+from harness.gateway import Gateway
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy/systemd/lockstep.service"
@@ -151,3 +153,83 @@ class Unit(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
+
+
+SETTINGS = """[server]
+port = {port}
+log-interval = 1
+drain-timeout = 20
+[model]
+path = "/var/lib/lockstep/models/recall"
+[decode]
+graph-max-bs = 2
+[sched]
+max-running-requests = 2
+[pool]
+kv-memory = "64MiB"
+"""
+
+
+class System(unittest.TestCase):
+    """The shipped unit, as it is, under a system's manager."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="lockstep-content-")
+        self.addCleanup(folder.cleanup)
+        content, self.port = Path(folder.name), servers.free_port()
+        for made in ("usr/local/bin", "etc/lockstep", "etc/lockstep-test/units", "var/lib/private/lockstep/models"):
+            (content / made).mkdir(parents=True)
+        shutil.copy(lockstep(), content / "usr/local/bin/lockstep")
+        shutil.copy(UNIT, content / "etc/lockstep-test/units")
+        shutil.copytree(ROOT / "models/recall", content / "var/lib/private/lockstep/models/recall",
+                        ignore=shutil.ignore_patterns("train", "reference*"))
+        (content / "etc/lockstep/lockstep.toml").write_text(SETTINGS.format(port=self.port))
+        self.manager = systemd.SystemManager(content).__enter__()
+        self.addCleanup(self.manager.__exit__)
+        self.client = Client(self.port)
+        started = self.manager.ctl("start", "lockstep.service")
+        self.assertEqual(started.returncode, 0, (started.stderr, self.journal()))
+
+    def journal(self):
+        return self.manager.run("journalctl", "--no-pager", "--output=cat", "-u", "lockstep.service").stdout[-2000:]
+
+    def test_the_shipped_unit_serves_restarts_and_drains_and_its_journal_tells_batches(self):
+        # `start` came back: requests are taken, by a user that exists only as long.
+        self.client.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2})
+        main = self.manager.show("lockstep.service", "MainPID")
+        user = self.manager.run("stat", "-c", "%U", f"/proc/{main}").stdout.strip()
+        self.assertEqual(user, "lockstep")
+        judged = self.assert_check_follows_the_journal()
+
+        # A kill is a failure, after which it is started again.
+        self.assertEqual(self.manager.ctl("kill", "--signal=KILL", "lockstep.service").returncode, 0)
+        end = time.monotonic() + 60
+        while self.manager.show("lockstep.service", "MainPID") in (main, "0") or \
+                self.manager.show("lockstep.service", "ActiveState") != "active":
+            self.assertLess(time.monotonic(), end, self.journal())
+            time.sleep(0.2)
+        self.assertEqual(self.manager.show("lockstep.service", "NRestarts"), "1")
+        self.client.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2})
+
+        self.assertEqual(self.manager.ctl("stop", "lockstep.service").returncode, 0)
+        self.assertEqual(self.manager.show("lockstep.service", "Result"), "success", self.journal())
+        print(f"note: the shipped unit under systemd --system; check behind a gateway by its journal: {judged} answers, "
+              "2 of 2 sizes seen", flush=True)
+
+    def assert_check_follows_the_journal(self):
+        """A gateway passes no counts on: the unit's journal is what tells the sizes of batches."""
+        with Gateway(self.port) as gateway:
+            command = ["/usr/local/bin/lockstep", "check", f"http://127.0.0.1:{gateway.port}", "--kinds", "report",
+                       "--sessions", "8", "--rounds", "2", "--max-tokens", "200", "--context", "64", "--deterministic", "yes", "--json"]
+            done = self.manager.run(*command, "--decode-log", "journal:lockstep.service")
+            unknown = self.manager.run(*command, "--decode-log", "journal:lockstepp.service")
+        found = json.loads(done.stdout or "{}")
+        self.assertEqual((done.returncode, found.get("conclusion")), (0, "clean"), (done.stderr, found.get("why")))
+        coverage = found["coverage"]
+        self.assertEqual(coverage["source"], "inferred")
+        required = {b["rows"]: b["seen"] for b in coverage["buckets"] if b["required"]}
+        self.assertEqual(set(required), {1, 2})
+        self.assertTrue(all(required.values()), required)
+        self.assertEqual(unknown.returncode, 3, unknown.stdout)
+        self.assertIn("the journal has no line of lockstepp.service", unknown.stdout + unknown.stderr)
+        return found["answers"]["judged"]

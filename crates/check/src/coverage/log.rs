@@ -98,14 +98,30 @@ impl Drop for DecodeLog {
     }
 }
 
-/// What a unit writes from now on.
+/// What a unit writes from now on. A unit of which the journal knows nothing would be followed for
+/// ever, so that is looked for first.
 fn journal(unit: &str) -> io::Result<Source> {
-    let mut command = Command::new("journalctl");
-    command.args(["--follow", "--lines=0", "--output=cat", "--unit", unit]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut program = command
-        .spawn()
-        .map_err(|e| io::Error::new(e.kind(), format!("journalctl does not start: {e}")))?;
+    let absent = |e: io::Error| io::Error::new(e.kind(), format!("journalctl does not start: {e}"));
+    let journalctl = |args: &[&str]| {
+        let mut command = Command::new("journalctl");
+        command.args(["--output=cat", "--unit", unit]).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    };
+    let last = journalctl(&["--quiet", "--no-pager", "--lines=1"]).output().map_err(absent)?;
+    if !last.status.success() {
+        let said = String::from_utf8_lossy(&last.stderr);
+        return Err(io::Error::other(format!("journalctl: {}", said.trim())));
+    }
+    if last.stdout.is_empty() {
+        let why = format!(
+            "the journal has no line of {unit}: `systemctl list-units` has the names of units, and \
+             root and the group systemd-journal may read what others wrote"
+        );
+        return Err(io::Error::new(io::ErrorKind::NotFound, why));
+    }
+    let mut program =
+        journalctl(&["--follow", "--lines=0"]).stderr(Stdio::null()).spawn().map_err(absent)?;
     let output = program.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     Ok(pipe(move || Ok(output), Some(program)))
 }

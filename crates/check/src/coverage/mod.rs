@@ -62,6 +62,8 @@ pub struct Coverage {
     pub peak_running: u32,
     /// Decode steps that replayed a capture, and that ran eagerly, where the server counts them.
     pub decode_steps: Option<(u64, u64)>,
+    /// A decode log was given, and it had no line of a decode step.
+    pub is_log_silent: bool,
     /// What a reader should know beside.
     pub notes: Vec<String>,
 }
@@ -84,11 +86,18 @@ impl Coverage {
                 missing.join(", ")
             ));
         }
-        (self.source == Source::Unknown).then(|| {
-            "the server tells nothing of its batches: turn its metrics on, or give its decode \
-             log with --decode-log"
-                .into()
-        })
+        (self.source == Source::Unknown).then(|| self.why_unknown().into())
+    }
+
+    fn why_unknown(&self) -> &'static str {
+        if self.is_log_silent {
+            "the decode log had no line like `Decode batch, #running-req: 3` while the load ran: is \
+             it the log of this server, and is the server told to write one (ours: --log-interval \
+             1, SGLang: --decode-log-interval 1)?"
+        } else {
+            "the server tells nothing of its batches: turn its metrics on, or give its decode log \
+             with --decode-log"
+        }
     }
 }
 
@@ -99,6 +108,8 @@ pub struct Samples {
     pub running: BTreeMap<u32, u64>,
     /// Lines of a decode log whose step was captured, and was not.
     pub logged: (u64, u64),
+    /// Lines of a decode log, where one is read.
+    pub log_lines: Option<u64>,
 }
 
 impl Samples {
@@ -110,6 +121,7 @@ impl Samples {
     /// Takes a step of a decode log.
     pub fn take_line(&mut self, line: &DecodeLine) {
         self.take(line.running);
+        *self.log_lines.get_or_insert(0) += 1;
         match line.is_captured {
             Some(true) => self.logged.0 += 1,
             Some(false) => self.logged.1 += 1,
@@ -176,7 +188,16 @@ pub fn between(
         (Some(b), Some(a)) => Some((a.0.saturating_sub(b.0), a.1.saturating_sub(b.1))),
         _ => None,
     };
-    Coverage { server: facts.kind, source, buckets, peak_running, decode_steps, notes }
+    let is_log_silent = samples.log_lines == Some(0);
+    Coverage {
+        server: facts.kind,
+        source,
+        buckets,
+        peak_running,
+        decode_steps,
+        is_log_silent,
+        notes,
+    }
 }
 
 fn steps_between(before: &Snapshot, after: &Snapshot, rows: u32) -> u64 {
@@ -252,6 +273,15 @@ mod tests {
         assert_eq!(c.buckets.iter().map(|b| b.rows).collect::<Vec<_>>(), [1, 2, 4]);
         assert_eq!(c.gap(), None);
         let c = between(&facts(&[], None), &none, &none, &Samples::default(), 96, 96);
-        assert!(c.gap().unwrap().contains("--decode-log"));
+        assert!(c.gap().unwrap().contains("or give its decode log with --decode-log"));
+    }
+
+    /// A journal that was followed and stayed silent once read as if no log had been given.
+    #[test]
+    fn a_silent_decode_log_is_named() {
+        let none = Snapshot::default();
+        let silent = Samples { log_lines: Some(0), ..Samples::default() };
+        let c = between(&facts(&[], None), &none, &none, &silent, 4, 4);
+        assert!(c.gap().unwrap().starts_with("the decode log had no line"), "{:?}", c.gap());
     }
 }

@@ -18,7 +18,8 @@ pub struct Sampler {
 impl Sampler {
     /// Starts to look.
     pub fn start(client: Client, kind: ServerKind, mut log: Option<DecodeLog>) -> Sampler {
-        let samples = Arc::new(Mutex::new(Samples::default()));
+        let log_lines = log.as_ref().map(|_| 0);
+        let samples = Arc::new(Mutex::new(Samples { log_lines, ..Samples::default() }));
         let shared = Arc::clone(&samples);
         let task = tokio::spawn(async move {
             loop {
