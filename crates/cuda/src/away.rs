@@ -68,7 +68,7 @@ impl Base {
             if steps.last().is_some_and(|s| op <= s.last) {
                 continue;
             }
-            let fused = if style.fused { resolver.fused(op) } else { None };
+            let fused = if style.fused { resolver.fused(op)? } else { None };
             steps.push(fused.unwrap_or(Step { first: op, last: op, launch }));
         }
         let (source, place) = ((proven.clone(), laid), (id, addresses));

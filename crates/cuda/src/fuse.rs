@@ -4,10 +4,14 @@
 //! runs, each op has its own kernel, so the two are compared whenever a step is audited.
 
 use crate::attention::on_tensor_cores;
-use crate::launch::{DecodeArgs, Launch};
+use crate::driver::PageMap;
+use crate::launch::{AttnArgs, DecodeArgs, Launch, WalkArgs};
 use crate::resolve::Resolver;
+use lockstep_device::DeviceError;
 use lockstep_flow::limits::{KV_SPLIT_TOKENS, PAGE_TOKENS};
-use lockstep_plan::{Attention, EdgeKind, LaneId, OpId, OpKind, RopeKvWrite, RopePairing};
+use lockstep_plan::{
+    Attention, AttnShape, EdgeKind, LaneId, OpId, OpKind, RopeKvWrite, RopePairing,
+};
 
 /// Ops that follow each other in one lane, and the launch that does them.
 #[derive(Clone, Debug)]
@@ -38,6 +42,19 @@ const DEPTH: u32 = 1;
 
 /// Shared memory that a block may have.
 const SHARED_BYTES_MAX: u32 = 226 << 10;
+
+/// Rows times KV heads up to which a block for each of them is faster than warps that walk over many:
+/// two a multiprocessor.
+const WALK_UNITS: u32 = 2 * BLOCKS_MOST;
+
+/// Bytes of pages that are on their way to a multiprocessor.
+const RING_BYTES: u32 = 192 << 10;
+
+/// Warps of a block that walk, at most.
+const WALKERS_MAX: u32 = 6;
+
+/// Pages of a warp that are on their way, at most.
+const WALK_DEPTH_MAX: u32 = 16;
 
 /// How blocks share the splits of a row: of no consequence for bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,9 +92,43 @@ impl Sharing {
     }
 }
 
+/// How warps share rows and KV heads where there are many: of no consequence for bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Walk {
+    /// Warps of a block, which has a multiprocessor to itself.
+    warps: u32,
+    /// Pages of a warp that are on their way.
+    depth: u32,
+    /// Shared memory of a block.
+    bytes: u32,
+}
+
+impl Walk {
+    fn of(rows: u32, a: &AttnShape) -> Option<Walk> {
+        let (units, d) = (rows * a.kv_heads, a.head_dim);
+        if units <= WALK_UNITS {
+            return None;
+        }
+        let page = PAGE_TOKENS * d * 2;
+        let warps = units.div_ceil(BLOCKS_MOST).min(WALKERS_MAX);
+        let depth = (RING_BYTES / page / warps).min(WALK_DEPTH_MAX);
+        let nook = HEADS_MAX * (d * 2 + 16) + 2 * d * 2 + d * 4;
+        Some(Walk { warps, depth, bytes: warps * (depth * (page + 8) + nook) })
+    }
+}
+
 impl Resolver<'_> {
     /// What op `first` and those after it come to in one kernel, where there is one for them.
-    pub fn fused(&self, first: OpId) -> Option<Step> {
+    ///
+    /// # Errors
+    /// The driver refuses a map of the pages.
+    pub fn fused(&self, first: OpId) -> Result<Option<Step>, DeviceError> {
+        let Some((w, a)) = self.one_kernel(first) else { return Ok(None) };
+        let last = OpId(first.0 + 2);
+        Ok(Some(Step { first, last, launch: self.attention_decode(w, a)? }))
+    }
+
+    fn one_kernel(&self, first: OpId) -> Option<(&RopeKvWrite, &Attention)> {
         let ops = self.plan.ops.get(first.index()..first.index() + 3)?;
         let [OpKind::RopeKvWrite(w), OpKind::AttentionPartial(a), OpKind::AttentionCombine(c)] =
             [&ops[0].kind, &ops[1].kind, &ops[2].kind]
@@ -95,7 +146,7 @@ impl Resolver<'_> {
         if !fits || !self.kernels.clusters || self.meets_others((first, last), lane) {
             return None;
         }
-        Some(Step { first, last, launch: self.attention_decode(w, a) })
+        Some((w, a))
     }
 
     /// Whether another device lane waits for something inside `first..=last`, or it for that lane.
@@ -111,8 +162,12 @@ impl Resolver<'_> {
         })
     }
 
-    fn attention_decode(&self, w: &RopeKvWrite, a: &Attention) -> Launch {
+    fn attention_decode(&self, w: &RopeKvWrite, a: &Attention) -> Result<Launch, DeviceError> {
         let partial = self.attention_args(a);
+        let walk = if self.kernels.wgmma { Walk::of(partial.rows, &a.attn) } else { None };
+        if let Some(walk) = walk {
+            return self.attention_walk(w, a, (partial, walk));
+        }
         let sharing = Sharing::of(partial.rows, a);
         let (q_norm, k_norm) = w.qk_norm.unzip();
         let args = DecodeArgs {
@@ -144,14 +199,58 @@ impl Resolver<'_> {
         let kernel = format!("attention_decode_{}", a.attn.head_dim);
         let blocks = args.rows * args.kv_heads * sharing.ways;
         let shape = self.shape(&kernel, (blocks, 1), WARPS * 32, sharing.bytes);
-        Launch::new(crate::driver::Shape { cluster: sharing.ways, ..shape }, args)
+        Ok(Launch::new(crate::driver::Shape { cluster: sharing.ways, ..shape }, args))
+    }
+
+    fn attention_walk(
+        &self,
+        w: &RopeKvWrite,
+        a: &Attention,
+        (partial, walk): (AttnArgs, Walk),
+    ) -> Result<Launch, DeviceError> {
+        let (q_norm, k_norm) = w.qk_norm.unzip();
+        let d = a.attn.head_dim;
+        let map = |id| {
+            let rows = self.plan.buffer(id).bytes / (u64::from(d) * 2);
+            PageMap::new(self.at.at(id), rows, d, PAGE_TOKENS)
+        };
+        let args = WalkArgs {
+            k_map: map(a.k_pages)?.0,
+            v_map: map(a.v_pages)?.0,
+            live: partial.live,
+            qkv: partial.qkv,
+            table: self.at.at(w.table),
+            positions: partial.positions,
+            token_seq: partial.token_seq,
+            block_table: partial.block_table,
+            write_slots: self.at.at(w.write_slots),
+            q_norm: self.at.opt(q_norm),
+            k_norm: self.at.opt(k_norm),
+            k_pages: partial.k_pages,
+            v_pages: partial.v_pages,
+            out: partial.out,
+            rows: partial.rows,
+            heads: partial.heads,
+            kv_heads: partial.kv_heads,
+            table_stride: partial.table_stride,
+            window: partial.window,
+            rotary_dim: w.rotary_dim,
+            adjacent: u32::from(w.pairing == RopePairing::Adjacent),
+            depth: walk.depth,
+            scale: partial.scale,
+            eps: f32::from_bits(w.eps_bits),
+            pad: [0; 14],
+        };
+        let kernel = format!("attention_walk_{d}");
+        let shape = self.shape(&kernel, (BLOCKS_MOST, 1), walk.warps * 32, walk.bytes);
+        Ok(Launch::new(shape, args))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_plan::{AttnShape, BufferId, KvDtype};
+    use lockstep_plan::{BufferId, KvDtype};
 
     #[test]
     fn blocks_share_splits_while_each_has_a_multiprocessor_and_fits() {
@@ -184,5 +283,23 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn warps_walk_where_units_are_many_and_fit() {
+        for head_dim in [16, 32, 64, 128] {
+            let attn =
+                AttnShape { heads: 32, kv_heads: 8, head_dim, kv_dtype: KvDtype::F16, window: 0 };
+            assert_eq!(Walk::of(33, &attn), None);
+            for rows in 34..=512 {
+                let walk = Walk::of(rows, &attn).expect("many units");
+                assert!(walk.depth >= 2 && (1..=WALKERS_MAX).contains(&walk.warps));
+                // What the kernel declares itself takes two more KiB.
+                assert!(walk.bytes + 2048 <= SHARED_BYTES_MAX, "{walk:?}");
+            }
+        }
+        let attn =
+            AttnShape { heads: 32, kv_heads: 8, head_dim: 128, kv_dtype: KvDtype::F16, window: 0 };
+        assert_eq!(Walk::of(96, &attn).map(|w| (w.warps, w.depth)), Some((6, 4)));
     }
 }

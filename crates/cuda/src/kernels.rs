@@ -114,6 +114,10 @@ const NAMES: &[&str] = &[
 
 /// Kernels that a Hopper GPU has beside them.
 const HOPPER_NAMES: &[&str] = &[
+    "attention_walk_16",
+    "attention_walk_32",
+    "attention_walk_64",
+    "attention_walk_128",
     "gemm_wgmma_n8",
     "gemm_wgmma_n16",
     "gemm_wgmma_n32",
@@ -133,6 +137,12 @@ const HOPPER_NAMES: &[&str] = &[
     "gemm_wgmma_pair_n48",
     "gemm_wgmma_pair_n64",
     "gemm_wgmma_pair_n96",
+    "gemm_wgmma_trio_n8",
+    "gemm_wgmma_trio_n16",
+    "gemm_wgmma_trio_n32",
+    "gemm_wgmma_trio_n48",
+    "gemm_wgmma_trio_n64",
+    "gemm_wgmma_trio_n96",
     "gemm_wgmma_wide_n48",
     "gemm_wgmma_wide_n64",
     "gemm_wgmma_wide_n96",

@@ -250,6 +250,40 @@ pub struct DecodeArgs {
 }
 args!(DecodeArgs, 144);
 
+/// `attention_walk_*`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct WalkArgs {
+    pub k_map: [u64; 16],
+    pub v_map: [u64; 16],
+    pub live: u64,
+    pub qkv: u64,
+    pub table: u64,
+    pub positions: u64,
+    pub token_seq: u64,
+    pub block_table: u64,
+    pub write_slots: u64,
+    pub q_norm: u64,
+    pub k_norm: u64,
+    pub k_pages: u64,
+    pub v_pages: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub table_stride: u32,
+    pub window: u32,
+    pub rotary_dim: u32,
+    pub adjacent: u32,
+    /// Pages of a warp that are on their way.
+    pub depth: u32,
+    pub scale: f32,
+    pub eps: f32,
+    /// The struct is aligned to 64 bytes there.
+    pub pad: [u32; 14],
+}
+args!(WalkArgs, 448);
+
 /// A matrix of a product.
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(C)]

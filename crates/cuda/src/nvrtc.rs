@@ -24,6 +24,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "attention.cu",
     "attention_decode.cu",
     "attention_mma.cu",
+    "attention_walk.cu",
     "gemm.cu",
     "gemm_wgmma.cu",
     "gemm_wgmma_many.cu",

@@ -20,7 +20,7 @@ pub use event::Event;
 pub use graph::{Graph, GraphExec, Node, Wait};
 pub use module::{Function, Module, Shape};
 pub use survey::{Gpu, gpus};
-pub use tensor::TokenMap;
+pub use tensor::{PageMap, TokenMap};
 pub use timer::Timer;
 
 use crate::CudaError;

@@ -34,3 +34,46 @@ impl TokenMap {
         Ok(TokenMap(map.opaque))
     }
 }
+
+/// A tensor map of f16 pages of K or V, in boxes of a page of one KV head: all positions' first 64
+/// channels, behind them the others, swizzled over what a position has of them.
+#[derive(Clone, Copy, Debug)]
+pub struct PageMap(pub [u64; 16]);
+
+impl PageMap {
+    /// Of `rows` positions of one KV head each, of `head_dim` channels (16, 32, 64 or 128), at `address`.
+    pub fn new(
+        address: u64,
+        rows: u64,
+        head_dim: u32,
+        page_tokens: u32,
+    ) -> Result<PageMap, CudaError> {
+        use sys::CUtensorMapSwizzle_enum as S;
+        let mut map = sys::CUtensorMap_st { opaque: [0; 16] };
+        let (line, lines) = (head_dim.min(64), head_dim.div_ceil(64));
+        let swizzle = match line {
+            16 => S::CU_TENSOR_MAP_SWIZZLE_32B,
+            32 => S::CU_TENSOR_MAP_SWIZZLE_64B,
+            _ => S::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        let dims = [u64::from(line), rows, u64::from(lines)];
+        let bytes = [u64::from(head_dim) * 2, u64::from(line) * 2];
+        let (in_box, steps) = ([line, page_tokens, lines], [1; 3]);
+        // Places of this frame; the address is only written down.
+        call!(cuTensorMapEncodeTiled(
+            &mut map,
+            sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            3,
+            address as *mut core::ffi::c_void,
+            dims.as_ptr(),
+            bytes.as_ptr(),
+            in_box.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ))?;
+        Ok(PageMap(map.opaque))
+    }
+}
