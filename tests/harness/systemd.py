@@ -125,7 +125,7 @@ exec env container=test SYSTEMD_UNIT_PATH=/run/units:/etc/lockstep-test/units \
 
 class SystemManager:
     """`systemd --system` with a journal, where a unit is run as on a machine of its own: users that
-    it makes up, its own /etc, /var, /run, /tmp and /usr/local/bin. The network is this machine's.
+    it makes up, its own /etc, /var, /run, /usr/local/bin and temporary files. The network is this machine's.
     Use as a context manager.
 
     content: a folder of what is in it from the start, by paths from /; units in
