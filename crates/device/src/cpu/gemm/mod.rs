@@ -52,6 +52,10 @@ const TASK_ROWS: usize = 128;
 /// ([`ROWS_MAX`]) that this is cheaper than unpacking them for each few rows.
 const UNPACKED_MAX: usize = 1024;
 
+/// Rows of one kernel call with such tiles, during which a part of the tiles that follow is asked
+/// for.
+const UNPACKED_ROWS: usize = 8;
+
 /// Floats from one row of accumulators to the next: two tiles, and two more of the `up` matrix.
 const ACC_STRIDE: usize = 4 * LANES;
 
@@ -354,6 +358,18 @@ per_isa! {
     unsafe fn unpack_f16(from: *const u16, to: *mut f32, values: usize) = unpack_f16_body;
 }
 
+per_isa! {
+    /// Asks for lines, which need not be there.
+    unsafe fn fetch_bytes(from: *const u8, bytes: usize) = fetch_bytes_body;
+}
+
+#[inline(always)]
+unsafe fn fetch_bytes_body<V: Lanes>(from: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        V::fetch(from.wrapping_add(line));
+    }
+}
+
 // Plain integers, of which each instruction set makes its own vectors.
 #[allow(clippy::extra_unused_type_parameters)]
 #[inline(always)]
@@ -397,10 +413,16 @@ impl GemmArgs {
                     _ => unpack_f16(self.isa, from, to, values),
                 }
             }
-            for first in rows.clone().step_by(ROWS_MAX) {
-                let count = (rows.end - first).min(ROWS_MAX);
+            // The tiles that follow, a part during each few rows of these.
+            let mut ahead = self.weights.wrapping_add((tile + tiles) * self.desc.tile_bytes());
+            let calls = rows.len().div_ceil(UNPACKED_ROWS);
+            let part = (tiles * self.desc.tile_bytes()).div_ceil(calls).next_multiple_of(64);
+            for first in rows.clone().step_by(UNPACKED_ROWS) {
+                let count = (rows.end - first).min(UNPACKED_ROWS);
                 let (x, x_stride_bytes) = self.rows_from(first);
                 self.expect((tile, tiles), (first, count));
+                fetch_bytes(self.isa, ahead, part);
+                ahead = ahead.wrapping_add(part);
                 let call = TileCall {
                     weights: wide.cast_const().cast(),
                     tile_bytes: LANES * self.desc.k() * size_of::<f32>(),

@@ -15,7 +15,7 @@
 use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::exp_lanes;
-use super::super::norm::{norm_row, root};
+use super::super::norm::norm_row;
 use super::sinkhorn::sinkhorn;
 
 /// Streams to a normed row.
@@ -180,30 +180,39 @@ unsafe fn hyper_in_body<V: Lanes>(a: &HyperIn, first: usize, end: usize) {
             *x = a.x.add(from * n * d);
         }
         project::<V>(a, &x[..count], outputs, &mut z[..count]);
-        for (i, ((row, x), z)) in (first..end).zip(x).zip(&z).enumerate() {
-            let weigh = |o: usize, s: usize| z[o] * *a.scale.add(s) + *a.base.add(o);
-            let mut gates = [0f32; LANES];
-            let gated = if a.mix.is_null() { n } else { 2 * n };
+        // Step by step for all rows: what a row does in a step waits for what it did before.
+        let mut gates = [[0f32; LANES]; ROWS_MAX];
+        let gated = if a.mix.is_null() { n } else { 2 * n };
+        for (z, gates) in z[..count].iter().zip(&mut gates) {
             for (o, gate) in gates.iter_mut().enumerate().take(gated) {
-                *gate = weigh(o, usize::from(o >= n));
+                *gate = z[o] * *a.scale.add(usize::from(o >= n)) + *a.base.add(o);
             }
-            sigmoid::<V>(&mut gates);
+            sigmoid::<V>(gates);
+        }
+        for ((row, x), gates) in (first..end).zip(x).zip(&gates) {
             let out = a.out.add(row * d);
-            collapse::<V>(&gates, a.hyper_eps, x, n, d, out);
+            match n {
+                1 => collapse::<V, 1>(gates, a.hyper_eps, x, d, out),
+                2 => collapse::<V, 2>(gates, a.hyper_eps, x, d, out),
+                3 => collapse::<V, 3>(gates, a.hyper_eps, x, d, out),
+                _ => collapse::<V, 4>(gates, a.hyper_eps, x, d, out),
+            }
+        }
+        for row in first..end {
+            let out = a.out.add(row * d);
             norm_row::<V>(out, a.norm, out, d, a.norm_eps);
-            if a.mix.is_null() {
-                continue;
-            }
-            let mix = a.mix.add(row * (n + n * n));
-            for k in 0..n {
-                *mix.add(k) = 2.0 * gates[n + k];
-            }
-            for (e, m) in m[i].iter_mut().enumerate().take(n * n) {
-                *m = weigh(2 * n + e, 2);
-            }
         }
         if a.mix.is_null() {
             return;
+        }
+        for (i, row) in (first..end).enumerate() {
+            let mix = a.mix.add(row * (n + n * n));
+            for k in 0..n {
+                *mix.add(k) = 2.0 * gates[i][n + k];
+            }
+            for (e, m) in m[i].iter_mut().enumerate().take(n * n) {
+                *m = z[i][2 * n + e] * *a.scale.add(2) + *a.base.add(2 * n + e);
+            }
         }
         sinkhorn::<V>(&mut m[..count], n, a.iters, a.hyper_eps);
         for (m, row) in m.iter().zip(first..end) {
@@ -227,6 +236,7 @@ unsafe fn project<V: Lanes>(
         // SAFETY: the caller's contract.
         unsafe {
             row += match (V::ISA, x.len()) {
+                (Isa::Avx512, 8..) => project_rows::<V, 8, 2>(a, x, outputs, z),
                 (Isa::Avx512, 4..) => project_rows::<V, 4, 4>(a, x, outputs, z),
                 (Isa::Avx512, 2..) => project_rows::<V, 2, 8>(a, x, outputs, z),
                 (Isa::Avx512, _) => project_rows::<V, 1, 8>(a, x, outputs, z),
@@ -245,48 +255,63 @@ unsafe fn project_rows<V: Lanes, const R: usize, const O: usize>(
     outputs: usize,
     z: &mut [[f32; OUTPUTS_MAX]],
 ) -> usize {
+    let width = a.streams * a.dim;
+    let mut squares = [0f32; R];
     // SAFETY: the caller's contract.
     unsafe {
         let whole = outputs / O * O;
         for o in (0..whole).step_by(O) {
-            dots::<V, R, O>(a, x, o, z);
+            match o {
+                0 => dots::<V, R, O, true>(a, x, o, z, &mut squares),
+                _ => dots::<V, R, O, false>(a, x, o, z, &mut squares),
+            }
         }
         for o in whole..outputs {
-            dots::<V, R, 1>(a, x, o, z);
+            match o {
+                0 => dots::<V, R, 1, true>(a, x, o, z, &mut squares),
+                _ => dots::<V, R, 1, false>(a, x, o, z, &mut squares),
+            }
         }
-        for (x, z) in x[..R].iter().zip(z) {
-            let r = root::<V>(*x, a.streams * a.dim, a.norm_eps);
+        for (squares, z) in squares.into_iter().zip(z) {
+            let r = 1.0 / (squares / width as f32 + a.norm_eps).sqrt();
             z[..outputs].iter_mut().for_each(|z| *z *= r);
         }
     }
     R
 }
 
+/// `O` outputs of `R` rows, and with `SQUARES` the rows' sums of squares.
 #[inline(always)]
-unsafe fn dots<V: Lanes, const R: usize, const O: usize>(
+unsafe fn dots<V: Lanes, const R: usize, const O: usize, const SQUARES: bool>(
     a: &HyperIn,
     x: &[*const f32],
     first: usize,
     z: &mut [[f32; OUTPUTS_MAX]],
+    squares: &mut [f32; R],
 ) {
     const { assert!(R * O <= LANES) };
     let width = a.streams * a.dim;
     // SAFETY: the caller's contract; widths are whole vectors, and there are `R` rows.
     unsafe {
+        let x: [*const f32; R] = core::array::from_fn(|r| x[r]);
         let projection = a.projection.add(first * width);
         let mut acc = [V::splat(0.0); LANES];
+        let mut square = [V::splat(0.0); R];
         for i in (0..width).step_by(LANES) {
             let mut p = [V::splat(0.0); O];
             for (o, p) in p.iter_mut().enumerate() {
                 let line = projection.add(o * width + i);
-                if R < 4 {
+                if R < 8 {
                     // Few rows are over before the machine has seen that the next outputs follow.
                     V::fetch(line.wrapping_add(O * width));
                 }
                 *p = V::load(line);
             }
-            for (r, x) in x[..R].iter().enumerate() {
-                let v = V::load(x.add(i));
+            for r in 0..R {
+                let v = V::load(x[r].add(i));
+                if SQUARES {
+                    square[r] = v.fma(v, square[r]);
+                }
                 for (o, p) in p.iter().enumerate() {
                     acc[r * O + o] = p.fma(v, acc[r * O + o]);
                 }
@@ -303,6 +328,9 @@ unsafe fn dots<V: Lanes, const R: usize, const O: usize>(
         for (r, z) in z[..R].iter_mut().enumerate() {
             z[first..first + O].copy_from_slice(&sums[r * O..r * O + O]);
         }
+        if SQUARES {
+            *squares = square.map(V::sum);
+        }
     }
 }
 
@@ -316,22 +344,22 @@ unsafe fn sigmoid<V: Lanes>(v: &mut [f32; LANES]) {
     }
 }
 
-/// The weighted sum of the streams.
+/// The weighted sum of `N` streams.
 #[inline(always)]
-unsafe fn collapse<V: Lanes>(
+unsafe fn collapse<V: Lanes, const N: usize>(
     pre: &[f32; LANES],
     eps: f32,
     x: *const f32,
-    n: usize,
     d: usize,
     out: *mut f32,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
+        let pre: [V; N] = core::array::from_fn(|k| V::splat(pre[k] + eps));
         for i in (0..d).step_by(LANES) {
             let mut acc = V::splat(0.0);
-            for (k, p) in pre.iter().enumerate().take(n) {
-                acc = V::splat(*p + eps).fma(V::load(x.add(k * d + i)), acc);
+            for (k, p) in pre.iter().enumerate() {
+                acc = p.fma(V::load(x.add(k * d + i)), acc);
             }
             acc.store(out.add(i));
         }
@@ -340,22 +368,35 @@ unsafe fn collapse<V: Lanes>(
 
 #[inline(always)]
 unsafe fn hyper_out_body<V: Lanes>(a: &HyperOut, row: usize) {
-    let (n, d) = (a.streams, a.dim);
     // SAFETY: the caller's contract; there are at most 4 streams.
     unsafe {
-        let (y, x) = (a.y.add(row * d), a.x.add(row * n * d));
-        let post = a.mix.add(row * (n + n * n));
-        let m = post.add(n);
+        match a.streams {
+            1 => spread::<V, 1>(a, row),
+            2 => spread::<V, 2>(a, row),
+            3 => spread::<V, 3>(a, row),
+            _ => spread::<V, 4>(a, row),
+        }
+    }
+}
+
+/// One row back into `N` streams, whose weights stay in registers while the channels pass by.
+#[inline(always)]
+unsafe fn spread<V: Lanes, const N: usize>(a: &HyperOut, row: usize) {
+    let d = a.dim;
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (y, x) = (a.y.add(row * d), a.x.add(row * N * d));
+        let mix = a.mix.add(row * (N + N * N));
+        let post: [V; N] = core::array::from_fn(|k| V::splat(*mix.add(k)));
+        let m: [[V; N]; N] =
+            core::array::from_fn(|j| core::array::from_fn(|k| V::splat(*mix.add(N + j * N + k))));
         for i in (0..d).step_by(LANES) {
-            let yv = V::load(y.add(i));
-            let mut old = [yv; 4];
-            for (j, v) in old.iter_mut().enumerate().take(n) {
-                *v = V::load(x.add(j * d + i));
-            }
-            for k in 0..n {
-                let mut acc = V::splat(*post.add(k)).mul(yv);
-                for (j, v) in old.iter().enumerate().take(n) {
-                    acc = V::splat(*m.add(j * n + k)).fma(*v, acc);
+            let y = V::load(y.add(i));
+            let old: [V; N] = core::array::from_fn(|j| V::load(x.add(j * d + i)));
+            for k in 0..N {
+                let mut acc = post[k].mul(y);
+                for (j, old) in old.iter().enumerate() {
+                    acc = m[j][k].fma(*old, acc);
                 }
                 acc.quiet().store(x.add(k * d + i));
             }

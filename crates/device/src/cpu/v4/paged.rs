@@ -30,10 +30,16 @@ pub struct Tables {
     pub stride: usize,
 }
 
+/// `n / ratio`: rows are asked for one by one, and most ratios need no division.
+#[inline(always)]
+const fn whole(n: usize, ratio: usize) -> usize {
+    if ratio.is_power_of_two() { n >> ratio.trailing_zeros() } else { n / ratio }
+}
+
 impl PagedRows {
     /// Rows of a page.
     pub const fn per_page(ratio: usize) -> usize {
-        if ratio < PAGE { PAGE / ratio } else { 1 }
+        if ratio < PAGE { whole(PAGE, ratio) } else { 1 }
     }
 
     /// Bytes of a page.
@@ -45,7 +51,7 @@ impl PagedRows {
     #[inline(always)]
     pub fn of_slot(&self, slot: usize) -> *mut u8 {
         let (page, offset) = (slot / PAGE, slot % PAGE);
-        let within = if self.ratio < PAGE { offset / self.ratio } else { 0 };
+        let within = if self.ratio < PAGE { whole(offset, self.ratio) } else { 0 };
         self.pages.wrapping_add(page * self.page_bytes() + within * self.codec.row_bytes())
     }
 

@@ -20,7 +20,11 @@ pub(super) unsafe fn sinkhorn<V: Lanes>(m: &mut [[f32; LANES]], n: usize, iters:
             }
             return;
         }
-        let (fours, rest) = m.as_chunks_mut::<4>();
+        let (eights, rest) = m.as_chunks_mut::<8>();
+        for eight in eights {
+            of_four::<V, 8>(eight, iters, eps);
+        }
+        let (fours, rest) = rest.as_chunks_mut::<4>();
         for four in fours {
             of_four::<V, 4>(four, iters, eps);
         }
@@ -125,7 +129,7 @@ mod tests {
     #[test]
     fn matrices_in_vectors_have_the_bits_of_the_definition_one_by_one() {
         let entry = |i: usize| ((i * 7919 % 1009) as f32 - 504.0) / 97.0;
-        for count in [1, 2, 3, 4, 7, 16] {
+        for count in [1, 2, 3, 4, 7, 11, 16] {
             let from: Vec<[f32; LANES]> =
                 (0..count).map(|m| core::array::from_fn(|e| entry(m * LANES + e))).collect();
             for isa in isas() {
