@@ -229,41 +229,85 @@ fn stride(what: &'static str, needed_bytes: usize, found_bytes: usize) -> Result
 /// Outputs of a task of [`float_rows`]: two tiles.
 pub const TILE_COLUMNS: usize = TASK_TILES * LANES;
 
-/// Products of up to 16 rows, `k` floats each and one behind the other, with one or two tiles of a
-/// float matrix: row r's go to `acc + r * TILE_COLUMNS`.
+/// Floats from one row of [`float_rows`]' products to the next: room for those of another matrix.
+pub const PRODUCTS_STRIDE: usize = ACC_STRIDE;
+
+/// One or two tiles of a float matrix, as they are kept or unpacked.
+#[derive(Clone, Copy, Debug)]
+pub struct FloatTiles {
+    format: TileFormat,
+    first: *const u8,
+    tile_bytes: usize,
+    tiles: usize,
+    k: usize,
+    fetch: bool,
+}
+
+impl FloatTiles {
+    /// Tiles of a packed matrix.
+    pub fn kept(desc: &PackedMatrix, weights: *const u8, first: usize, tiles: usize) -> FloatTiles {
+        let tile_bytes = desc.tile_bytes();
+        let first = weights.wrapping_add(first * tile_bytes);
+        FloatTiles { format: desc.format(), first, tile_bytes, tiles, k: desc.k(), fetch: true }
+    }
+
+    /// True where a value has two bytes, which are unpacked wherever it is used.
+    pub fn is_narrow(&self) -> bool {
+        matches!(self.format, TileFormat::BF16 | TileFormat::F16)
+    }
+
+    /// Writes every value as an f32 to `to`.
+    ///
+    /// # Safety
+    /// `isa` is available; the tiles are there and narrow, and so is room for `tiles * 16 * k`
+    /// floats.
+    pub unsafe fn unpack(&self, isa: Isa, to: *mut f32) {
+        let values = LANES * self.k;
+        for tile in 0..self.tiles {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let from = self.first.add(tile * self.tile_bytes).cast::<u16>();
+                let to = to.add(tile * values);
+                match self.format {
+                    TileFormat::BF16 => unpack_bf16(isa, from, to, values),
+                    _ => unpack_f16(isa, from, to, values),
+                }
+            }
+        }
+    }
+
+    /// The same ones, which have been unpacked to `at`, aligned to 64.
+    pub fn unpacked(self, at: *const f32) -> FloatTiles {
+        let tile_bytes = LANES * self.k * size_of::<f32>();
+        let (format, first) = (TileFormat::F32, at.cast());
+        FloatTiles { format, first, tile_bytes, fetch: false, ..self }
+    }
+}
+
+/// Products of up to 16 rows, `k` floats each and one behind the other, with tiles: row r's go to
+/// `acc + r * PRODUCTS_STRIDE`.
 ///
 /// # Safety
-/// `isa` is available; `weights` has the tiles of `desc`, `x` the rows; `acc` is aligned to 64
-/// bytes and writable for the rows.
+/// `isa` is available; `x` has the rows; `acc` is aligned to 64 bytes and writable for the rows.
 pub unsafe fn float_rows(
     isa: Isa,
-    desc: &PackedMatrix,
-    weights: *const u8,
-    (first_tile, tiles): (usize, usize),
+    tiles: &FloatTiles,
     (x, rows): (*const f32, usize),
     acc: *mut f32,
 ) {
-    let mut wide = MaybeUninit::<Accumulators>::uninit();
-    let wide = wide.as_mut_ptr().cast::<f32>();
+    let call = TileCall {
+        weights: tiles.first,
+        tile_bytes: tiles.tile_bytes,
+        tiles: tiles.tiles,
+        k: tiles.k,
+        x: x.cast(),
+        x_stride_bytes: tiles.k * size_of::<f32>(),
+        rows,
+        acc,
+        fetch: tiles.fetch,
+    };
     // SAFETY: the caller's contract.
-    unsafe {
-        let call = TileCall {
-            weights: weights.add(first_tile * desc.tile_bytes()),
-            tile_bytes: desc.tile_bytes(),
-            tiles,
-            k: desc.k(),
-            x: x.cast(),
-            x_stride_bytes: desc.k() * 4,
-            rows,
-            acc: wide,
-            fetch: true,
-        };
-        run_tiles(isa, desc.format(), &call);
-        for r in 0..rows {
-            let (from, to) = (wide.add(r * ACC_STRIDE), acc.add(r * TILE_COLUMNS));
-            core::ptr::copy_nonoverlapping(from, to, tiles * LANES);
-        }
-    }
+    unsafe { run_tiles(isa, tiles.format, &call) }
 }
 
 impl Gemm {
@@ -402,17 +446,11 @@ impl GemmArgs {
     ) {
         let mut wide = MaybeUninit::<Unpacked>::uninit();
         let wide = wide.as_mut_ptr().cast::<f32>();
-        let values = LANES * self.desc.k();
         // SAFETY: the offsets stay inside what the caller vouches for; the tiles fit.
         unsafe {
-            for t in 0..tiles {
-                let from = self.weights.add((tile + t) * self.desc.tile_bytes()).cast::<u16>();
-                let to = wide.add(t * values);
-                match self.desc.format() {
-                    TileFormat::BF16 => unpack_bf16(self.isa, from, to, values),
-                    _ => unpack_f16(self.isa, from, to, values),
-                }
-            }
+            let kept = FloatTiles::kept(&self.desc, self.weights, tile, tiles);
+            kept.unpack(self.isa, wide);
+            let these = kept.unpacked(wide);
             // The tiles that follow, a part during each few rows of these.
             let mut ahead = self.weights.wrapping_add((tile + tiles) * self.desc.tile_bytes());
             let calls = rows.len().div_ceil(UNPACKED_ROWS);
@@ -424,8 +462,8 @@ impl GemmArgs {
                 fetch_bytes(self.isa, ahead, part);
                 ahead = ahead.wrapping_add(part);
                 let call = TileCall {
-                    weights: wide.cast_const().cast(),
-                    tile_bytes: LANES * self.desc.k() * size_of::<f32>(),
+                    weights: these.first,
+                    tile_bytes: these.tile_bytes,
                     tiles,
                     k: self.desc.k(),
                     x,
@@ -434,7 +472,7 @@ impl GemmArgs {
                     acc,
                     fetch: false,
                 };
-                run_tiles(self.isa, TileFormat::F32, &call);
+                run_tiles(self.isa, these.format, &call);
                 self.finish((tile, tiles), (first, count), acc);
             }
         }

@@ -7,9 +7,9 @@
 
 use core::mem::MaybeUninit;
 
-use super::super::gemm::{Gemm, TILE_COLUMNS, float_rows};
+use super::super::gemm::{FloatTiles, Gemm, PRODUCTS_STRIDE, TILE_COLUMNS, float_rows};
 use super::super::isa::Isa;
-use super::super::lanes::{LANES, Lanes, per_isa};
+use super::super::lanes::{LANES, Lanes, expect_row, per_isa};
 use super::super::math::silu_lanes;
 use super::super::tile::PackedMatrix;
 
@@ -17,6 +17,9 @@ use super::super::tile::PackedMatrix;
 const ROWS: usize = 16;
 /// Floats of gathered rows, at most.
 const GATHER: usize = 16 << 10;
+/// Floats of a matrix's unpacked weights, at most, where an expert has rows enough ([`ROWS`]) that
+/// this is cheaper than unpacking them for each few rows.
+const UNPACKED: usize = 16 << 10;
 /// Bytes of weights of a task, about: fewer are over before memory has got under way.
 const TASK_BYTES: usize = 16 << 10;
 
@@ -167,8 +170,8 @@ impl Product {
         (self.experts * self.tasks_of_expert()) as u32
     }
 
-    /// Calls `done(acc, out, columns)` for every live row and choice of the task's expert and each
-    /// of the task's pairs of tiles, with the products of their columns by each of `weights`.
+    /// Calls `done` with the products of every few live choices of the task's expert, each of the
+    /// task's pairs of tiles, and all of `weights`.
     ///
     /// # Safety
     /// `isa` is available; addresses hold what the fields say.
@@ -177,61 +180,129 @@ impl Product {
         task: u32,
         live_rows: u32,
         weights: [*const u8; M],
-        mut done: impl FnMut(*const f32, *mut f32, usize),
+        mut done: impl FnMut(&Products<'_>),
     ) {
         let (expert, part) =
             (task as usize / self.tasks_of_expert(), task as usize % self.tasks_of_expert());
-        let (n, k) = (self.n(), self.desc.k());
+        let k = self.desc.k();
         let first_pair = part * self.pairs_of_task();
         let pairs = first_pair..(first_pair + self.pairs_of_task()).min(self.pairs());
+        let fits = pairs.len() * TILE_COLUMNS * k <= UNPACKED;
+        let mut near = MaybeUninit::<Near<M>>::uninit();
+        let near = near.as_mut_ptr();
+        let mut unpacked = false;
+        // SAFETY: the caller's contract; `near` has room for what `fits` says.
+        unsafe {
+            let (wide, acc) = ((&raw mut (*near).wide).cast::<f32>(), &raw mut (*near).acc);
+            let room = (&raw mut (*near).x).cast::<f32>();
+            self.gathered(expert, live_rows, room, |found, x| {
+                let unpack = fits && !unpacked && found.len() == ROWS;
+                for (p, pair) in pairs.clone().enumerate() {
+                    let of = self.products(found, pair, acc.cast());
+                    for (m, weights) in weights.into_iter().enumerate() {
+                        let mut tiles = self.tiles(expert, pair, weights);
+                        if (unpack || unpacked) && tiles.is_narrow() {
+                            let wide = wide.add(m * UNPACKED + p * TILE_COLUMNS * k);
+                            if unpack {
+                                tiles.unpack(self.isa, wide);
+                            }
+                            tiles = tiles.unpacked(wide);
+                        }
+                        let acc = acc.cast::<f32>().add(m * TILE_COLUMNS);
+                        float_rows(self.isa, &tiles, (x, found.len()), acc);
+                    }
+                    done(&of);
+                }
+                unpacked |= unpack;
+            });
+        }
+    }
+
+    /// Calls `with` for every few live choices of an expert: their places, and their inputs one
+    /// behind the other.
+    ///
+    /// # Safety
+    /// As [`Product::each`]; `room` is writable for [`GATHER`] floats.
+    unsafe fn gathered(
+        &self,
+        expert: usize,
+        live_rows: u32,
+        room: *mut f32,
+        mut with: impl FnMut(&[usize], *const f32),
+    ) {
+        let k = self.desc.k();
         let together = (GATHER / k).clamp(1, ROWS);
-        let mut near = MaybeUninit::<[f32; GATHER]>::uninit();
-        let near = near.as_mut_ptr().cast::<f32>();
-        let mut acc = Accumulators([MaybeUninit::uninit(); 2 * ROWS * TILE_COLUMNS]);
-        let acc = acc.0.as_mut_ptr().cast::<f32>();
-        let mut found = [(0usize, core::ptr::null::<f32>()); ROWS];
+        let mut found = [0usize; ROWS];
         let mut count = 0;
         let places = live_rows.min(self.rows) as usize * self.per_token;
         for place in 0..=places {
             // SAFETY: places are live rows' choices.
             unsafe {
                 if place < places && *self.chosen.add(place) as usize == expert {
-                    let (row, choice) = (place / self.per_token, place % self.per_token);
-                    let x = self.x.add(row * self.x_row + choice * self.x_choice);
-                    found[count] = (place, x);
+                    found[count] = place;
                     count += 1;
                 }
                 if count == 0 || (count < together && place < places) {
                     continue;
                 }
                 let x = if count == 1 {
-                    found[0].1
+                    self.input(found[0])
                 } else {
-                    for (i, (_, x)) in found[..count].iter().enumerate() {
-                        core::ptr::copy_nonoverlapping(*x, near.add(i * k), k);
+                    for (i, place) in found[..count].iter().enumerate() {
+                        core::ptr::copy_nonoverlapping(self.input(*place), room.add(i * k), k);
                     }
-                    near
+                    room.cast_const()
                 };
-                for pair in pairs.clone() {
-                    let column = pair * TILE_COLUMNS;
-                    let columns = (n - column).min(TILE_COLUMNS);
-                    let tiles = ((expert * n + column) / LANES, columns / LANES);
-                    for (m, weights) in weights.into_iter().enumerate() {
-                        let acc = acc.add(m * ROWS * TILE_COLUMNS);
-                        float_rows(self.isa, &self.desc, weights, tiles, (x, count), acc);
-                    }
-                    for (i, (place, _)) in found[..count].iter().enumerate() {
-                        done(acc.add(i * TILE_COLUMNS), self.out.add(place * n + column), columns);
-                    }
-                }
-                count = 0;
+                with(&found[..count], x);
             }
+            count = 0;
         }
+    }
+
+    /// The input of a choice.
+    fn input(&self, place: usize) -> *const f32 {
+        let (row, choice) = (place / self.per_token, place % self.per_token);
+        self.x.wrapping_add(row * self.x_row + choice * self.x_choice)
+    }
+
+    /// A pair of an expert's tiles.
+    fn tiles(&self, expert: usize, pair: usize, weights: *const u8) -> FloatTiles {
+        let column = pair * TILE_COLUMNS;
+        let tiles = (self.n() - column).min(TILE_COLUMNS) / LANES;
+        FloatTiles::kept(&self.desc, weights, (expert * self.n() + column) / LANES, tiles)
+    }
+
+    /// Where some choices' products of a pair of tiles go, whose lines are asked for: they lie
+    /// apart.
+    fn products<'a>(&self, found: &'a [usize], pair: usize, acc: *const f32) -> Products<'a> {
+        let (n, column) = (self.n(), pair * TILE_COLUMNS);
+        let columns = (n - column).min(TILE_COLUMNS);
+        let out = self.out.wrapping_add(column);
+        for place in found {
+            expect_row(out.wrapping_add(place * n).cast(), columns * size_of::<f32>());
+        }
+        Products { acc, found, out, out_row: n, columns }
     }
 }
 
+/// Products of some choices with a pair of tiles of each matrix.
+struct Products<'a> {
+    /// [`PRODUCTS_STRIDE`] floats apart, a matrix's beside another's.
+    acc: *const f32,
+    found: &'a [usize],
+    /// Where a place's go: `out_row` floats apart.
+    out: *mut f32,
+    out_row: usize,
+    columns: usize,
+}
+
+/// What a task has near.
 #[repr(C, align(64))]
-struct Accumulators([MaybeUninit<f32>; 2 * ROWS * TILE_COLUMNS]);
+struct Near<const M: usize> {
+    wide: [[f32; UNPACKED]; M],
+    acc: [f32; ROWS * PRODUCTS_STRIDE],
+    x: [f32; GATHER],
+}
 
 impl ExpertUp {
     /// Tasks to share among threads.
@@ -248,9 +319,8 @@ impl ExpertUp {
         let p = &self.product;
         // SAFETY: the caller's contract.
         unsafe {
-            p.each(task, live_rows, [p.weights, self.up], |acc, out, columns| {
-                gated(p.isa, acc, acc.add(ROWS * TILE_COLUMNS), out, columns, self.limit);
-            });
+            let weights = [p.weights, self.up];
+            p.each(task, live_rows, weights, |of| gated_products(p.isa, of, self.limit));
         }
     }
 }
@@ -268,9 +338,8 @@ impl ExpertDown {
     pub unsafe fn run(&self, task: u32, live_rows: u32) {
         // SAFETY: the caller's contract.
         unsafe {
-            self.0.each(task, live_rows, [self.0.weights], |acc, out, columns| {
-                core::ptr::copy_nonoverlapping(acc, out, columns);
-            });
+            let weights = [self.0.weights];
+            self.0.each(task, live_rows, weights, |of| copy_products(self.0.isa, of));
         }
     }
 }
@@ -306,6 +375,12 @@ per_isa! {
         = gated_body;
 }
 per_isa! {
+    unsafe fn gated_products(of: &Products<'_>, limit: f32) = gated_products_body;
+}
+per_isa! {
+    unsafe fn copy_products(of: &Products<'_>) = copy_products_body;
+}
+per_isa! {
     unsafe fn expert_sum(a: &ExpertSum, row: usize) = expert_sum_body;
 }
 
@@ -331,6 +406,30 @@ unsafe fn gated_body<V: Lanes>(
 }
 
 #[inline(always)]
+unsafe fn gated_products_body<V: Lanes>(of: &Products<'_>, limit: f32) {
+    for (i, place) in of.found.iter().enumerate() {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (gate, out) = (of.acc.add(i * PRODUCTS_STRIDE), of.out.add(place * of.out_row));
+            gated_body::<V>(gate, gate.add(TILE_COLUMNS), out, of.columns, limit);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn copy_products_body<V: Lanes>(of: &Products<'_>) {
+    for (i, place) in of.found.iter().enumerate() {
+        // SAFETY: the caller's contract; columns are whole vectors.
+        unsafe {
+            let (from, to) = (of.acc.add(i * PRODUCTS_STRIDE), of.out.add(place * of.out_row));
+            for c in (0..of.columns).step_by(LANES) {
+                V::load(from.add(c)).store(to.add(c));
+            }
+        }
+    }
+}
+
+#[inline(always)]
 unsafe fn expert_sum_body<V: Lanes>(a: &ExpertSum, row: usize) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -345,3 +444,6 @@ unsafe fn expert_sum_body<V: Lanes>(a: &ExpertSum, row: usize) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
