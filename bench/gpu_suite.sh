@@ -9,6 +9,7 @@
 #       --shapes qwen3-0.6b,qwen3-8b   --rows 1,8,32,64,96
 #       --peer FILES                   what the peer's script wrote in the same run, for speed
 #       --pipelined on,off             speed with a step launched ahead, and one at a time
+#       --chunks 1952,4000             prompt tokens of a step at most, for speed and prefill
 #       --model FILE                   a real model: chats over HTTP, answers beside the CPU device
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -1,8 +1,9 @@
 //! The suite of a machine with a GPU: right answers, equal bits, speed. Prints a short table last.
 //!
 //! `gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] [--model FILE] [--lockstep FILE]
-//! [--peer FILES] [--pipelined on,off]`
-//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,ahead,speed,served`; FILES are
+//! [--peer FILES] [--pipelined on,off] [--chunks TOKENS]`
+//! with parts of `products,right,quantised,bits,lanes,kernels,endurance,ahead,speed,served`, and `prefill`,
+//! which is the first part of `speed` alone, with a report of a step of prompts; FILES are
 //! what the peer's script wrote in the same run, which `speed` then prints beside its own.
 #![allow(clippy::print_stdout)]
 
@@ -31,6 +32,7 @@ mod served;
 #[path = "gpu_suite/speed.rs"]
 mod speed;
 
+use speed::{Way, What};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
     let Some(fixtures) = args.first().map(PathBuf::from) else {
         eprintln!(
             "usage: gpu_suite FIXTURES [--only PARTS] [--shapes SHAPES] [--rows ROWS] \
-             [--pipelined on,off] [--model FILE] [--lockstep FILE] [--peer FILES]"
+             [--pipelined on,off] [--chunks TOKENS] [--model FILE] [--lockstep FILE] [--peer FILES]"
         );
         return ExitCode::from(2);
     };
@@ -82,6 +84,8 @@ fn main() -> ExitCode {
     let rows: Vec<usize> =
         option("--rows", "1,8,32,64,96").iter().filter_map(|r| r.parse().ok()).collect();
     let ways = option("--pipelined", "on");
+    let chunks: Vec<u32> =
+        option("--chunks", "4000").iter().filter_map(|t| t.parse().ok()).collect();
     let mut table = Table::default();
     let device = bed::gpu();
     let (major, minor) = device.capability();
@@ -110,9 +114,13 @@ fn main() -> ExitCode {
             }
             "endurance" => endurance::run(&fixtures, &mut table),
             "ahead" => ahead::run(&fixtures, &mut table),
-            "speed" => {
+            "speed" | "prefill" => {
+                let what = if part == "speed" { What::Steps } else { What::Prefill };
                 for (shape, way) in shapes.iter().flat_map(|s| ways.iter().map(move |w| (s, w))) {
-                    speed::run((shape, way != "off"), &rows, &peer, &mut table);
+                    for &chunk_tokens in &chunks {
+                        let way = Way { what, pipelined: way != "off", chunk_tokens };
+                        speed::run(shape, way, &rows, &peer, &mut table);
+                    }
                 }
             }
             other => table.verdict(false, format!("there is no part {other}")),

@@ -15,6 +15,7 @@ struct AttnArgs {
     uint32_t tiled;     // blocks that take tiles of tokens, before those that take one token each
     uint32_t base2;     // m is in powers of two
     uint32_t out_bf16;  // the combination writes bf16 rows
+    uint32_t whole;     // there is one part, and who has it writes the rows
 };
 
 constexpr int SPLIT = 256;

@@ -1,4 +1,4 @@
-// registers: 227
+// registers: 248
 // Partial results of paged causal grouped-query attention over f16 pages, on tensor cores, for one
 // token a sequence and for whole chunks.
 //
@@ -12,7 +12,8 @@
 //   l = fma(l, a, sum), sum: thread t of four adds its positions 8 j + 2 t and 8 j + 2 t + 1 in
 //   order of j, the four by the tree of halving distances from one up;
 //   o = o a, then mma.m16n8k16 over the page's two halves with f16(p).
-// - Splits are folded from the left.
+// - Splits are folded from the left. Where there is one part and the plan's combination comes right after,
+//   the row is written here.
 // A page of which a row sees nothing leaves m, l and o as they are, so it is of no consequence which
 // pages a row is led past, and with whom: a row of an mma depends on no other.
 //
@@ -122,6 +123,24 @@ __device__ __forceinline__ void put_values(float* to, const Sums<D>& sums, int r
     }
 }
 
+// Writes this thread's channels of row r as the combination would: `fold` brings in what it wrote before.
+template <int D>
+__device__ __forceinline__ void put_whole(const AttnArgs& p, const Rows& rows, const float* before, const Sums<D>& sums,
+                                          int r, const Fold* fold, float l) {
+    const float inverse = __fdiv_rn(1.0f, l);
+    __nv_bfloat16* out = (__nv_bfloat16*)p.out + ((size_t)rows.row[r] * p.heads + rows.head[r]) * D;
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+        const uint32_t at = j * 8 + threadIdx.x % 4 * 2;
+        float2 v = make_float2(sums.o[j][2 * r], sums.o[j][2 * r + 1]);
+        if (fold) {
+            const float2 b = *(const float2*)(before + at);
+            v = make_float2(fold->value(b.x, v.x), fold->value(b.y, v.y));
+        }
+        *(__nv_bfloat162*)(out + at) = __floats2bfloat162_rn(__fmul_rn(v.x, inverse), __fmul_rn(v.y, inverse));
+    }
+}
+
 // Leads the rows of a warp past pages [first, last) of sequence `seq`, with the other warps of the
 // block where `block`. Pages before `old` were written before this step.
 template <int D>
@@ -199,6 +218,15 @@ __device__ __forceinline__ void walk(const AttnArgs& p, const Rows& rows, uint32
             const bool mine = rows.end[r] && split >= rows.lo[r] / SPLIT && split <= (rows.end[r] - 1) / SPLIT;
             if (!mine) continue;
             float* to = part_at<D>(p, rows, r, p.parts > 1 ? split - rows.lo[r] / SPLIT : 0);
+            if (p.whole && split == (rows.end[r] - 1) / SPLIT) {
+                if (have[r]) {
+                    const Fold fold(true, m[r], l[r], now.m[r], now.l[r]);
+                    put_whole<D>(p, rows, to, now, r, &fold, l[r]);
+                } else {
+                    put_whole<D>(p, rows, to, now, r, nullptr, now.l[r]);
+                }
+                continue;
+            }
             if (p.parts > 1 || !have[r]) {
                 have[r] = true;
                 m[r] = now.m[r];
@@ -220,6 +248,49 @@ __device__ __forceinline__ bool one_sequence(const AttnArgs& p, uint32_t row0, u
     bool same = true;
     for (uint32_t i = threadIdx.x % 32; i < count && row0 + i < live; i += 32) same &= p.token_seq[row0 + i] == seq;
     return __all_sync(~0u, same);
+}
+
+// One row of one KV head, of up to 16 query heads: number `at` of all, rows outermost, ways innermost.
+template <int D>
+__device__ __forceinline__ void attend_row(const AttnArgs& p, Rows& rows, uint32_t at, uint32_t groups, uint32_t live) {
+    const uint32_t lane = threadIdx.x % 32, per_kv = p.heads / p.kv_heads;
+    const uint32_t way = at % p.ways;
+    at /= p.ways;
+    const uint32_t group = at % groups;
+    at /= groups;
+    const uint32_t kv_head = at % p.kv_heads, row = at / p.kv_heads;
+    if (row >= live) return;
+    const uint32_t position = p.positions[row], lo = first_seen(p.window, position), end = position + 1;
+    // Splits in as many runs as there are ways.
+    const uint32_t split0 = lo / SPLIT, splits = position / SPLIT - split0 + 1;
+    const uint32_t each = (splits + p.ways - 1) / p.ways, from = way * each, to = min(from + each, splits);
+    if (from >= to) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t i = group * 16 + lane / 4 + 8 * r;
+        const bool is = i < per_kv;
+        rows.row[r] = row;
+        rows.head[r] = kv_head * per_kv + i;
+        rows.lo[r] = is ? lo : 0;
+        rows.end[r] = is ? end : 0;
+    }
+    const uint32_t first = max(lo / PAGE, (split0 + from) * (SPLIT / PAGE));
+    const uint32_t last = min((end + PAGE - 1) / PAGE, (split0 + to) * (SPLIT / PAGE));
+    // The step's tokens of this sequence are no more than its rows, and this is one of the last.
+    const uint32_t old = (end - min(end, live)) / PAGE;
+    walk<D>(p, rows, p.token_seq[row], kv_head, first, last, old, lo, end, false);
+}
+
+// Which of 32 tiles of `of_tile` rows from tile0 on, as far as they are live, are of several
+// sequences; of a warp.
+__device__ __forceinline__ uint32_t mixed_tiles(const AttnArgs& p, uint32_t tile0, uint32_t of_tile, uint32_t live) {
+    const uint32_t row0 = (tile0 + threadIdx.x % 32) * of_tile;
+    bool mixed = false;
+    if (row0 < live) {
+        const uint32_t seq = p.token_seq[row0];
+        for (uint32_t i = 1; i < of_tile && row0 + i < live; i++) mixed |= p.token_seq[row0 + i] != seq;
+    }
+    return __ballot_sync(~0u, mixed);
 }
 
 template <int D> __device__ __forceinline__ void attention_body(const AttnArgs& p) {
@@ -257,34 +328,21 @@ template <int D> __device__ __forceinline__ void attention_body(const AttnArgs& 
         return;
     }
     if (warp > 0) return;
-    const uint32_t groups = (per_kv + 15) / 16;
-    uint32_t at = blockIdx.x - p.tiled;
-    const uint32_t way = at % p.ways;
-    at /= p.ways;
-    const uint32_t group = at % groups;
-    at /= groups;
-    const uint32_t kv_head = at % p.kv_heads, row = at / p.kv_heads;
-    if (row >= live) return;
-    if (p.tiled && one_sequence(p, row / of_tile * of_tile, of_tile, live)) return;
-    const uint32_t position = p.positions[row], lo = first_seen(p.window, position), end = position + 1;
-    // Splits in as many runs as there are ways.
-    const uint32_t split0 = lo / SPLIT, splits = position / SPLIT - split0 + 1;
-    const uint32_t each = (splits + p.ways - 1) / p.ways, from = way * each, to = min(from + each, splits);
-    if (from >= to) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const uint32_t i = group * 16 + lane / 4 + 8 * r;
-        const bool is = i < per_kv;
-        rows.row[r] = row;
-        rows.head[r] = kv_head * per_kv + i;
-        rows.lo[r] = is ? lo : 0;
-        rows.end[r] = is ? end : 0;
+    const uint32_t block = blockIdx.x - p.tiled, groups = (per_kv + 15) / 16;
+    if (!p.tiled) return attend_row<D>(p, rows, block, groups, live);
+    // Rows of tiles of several sequences, which are few: blocks take them in turns.
+    const uint32_t each = of_tile * p.kv_heads * groups * p.ways, tiles = (live + of_tile - 1) / of_tile;
+    uint32_t unit = block, before = 0;
+    for (uint32_t tile0 = 0; tile0 < tiles; tile0 += 32) {
+        uint32_t mixed = mixed_tiles(p, tile0, of_tile, live);
+        for (; mixed; mixed &= mixed - 1, before += each) {
+            const uint32_t first = (tile0 + __ffs(mixed) - 1) * of_tile * (each / of_tile);
+            for (; unit < before + each; unit += gridDim.x - p.tiled) {
+                attend_row<D>(p, rows, first + unit - before, groups, live);
+                __syncwarp();
+            }
+        }
     }
-    const uint32_t first = max(lo / PAGE, (split0 + from) * (SPLIT / PAGE));
-    const uint32_t last = min((end + PAGE - 1) / PAGE, (split0 + to) * (SPLIT / PAGE));
-    // The step's tokens of this sequence are no more than its rows, and this is one of the last.
-    const uint32_t old = (end - min(end, live)) / PAGE;
-    walk<D>(p, rows, p.token_seq[row], kv_head, first, last, old, lo, end, false);
 }
 
 #define ATTENTION(D)                                                                    \

@@ -19,8 +19,8 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// e^x as crates/device/src/cpu/math.rs defines it, to the bit.
-__device__ __forceinline__ float exp_exact(float x) {
+// e^x as crates/device/src/cpu/math.rs defines it, to the bit, for x from -87.33 to 88.37.
+__device__ __forceinline__ float exp_usual(float x) {
     const float shift = 12582912.0f;
     float t = __fmaf_rn(x, 1.44269504088896340736f, shift);
     float n = __fsub_rn(t, shift);
@@ -33,7 +33,12 @@ __device__ __forceinline__ float exp_exact(float x) {
     p = __fmaf_rn(p, r, 0.5f);
     p = __fmaf_rn(p, r, 1.0f);
     p = __fmaf_rn(p, r, 1.0f);
-    float e = __fmul_rn(p, __uint_as_float((__float_as_uint(t) + 127u) << 23));
+    return __fmul_rn(p, __uint_as_float((__float_as_uint(t) + 127u) << 23));
+}
+
+// e^x of any x.
+__device__ __forceinline__ float exp_exact(float x) {
+    float e = exp_usual(x);
     if (88.37f < x) e = __int_as_float(0x7f800000);
     if (x < -87.33f) e = 0.0f;
     return e;

@@ -7,10 +7,9 @@
 #pragma once
 #include "gemm_wgmma.cuh"
 
-constexpr int MANY = 128;
-
-template <int STAGES> struct ManyRing {
-    static constexpr uint32_t TILES = 8, W_BYTES = TILES * 2048, X_BYTES = MANY * 128, BYTES = W_BYTES + X_BYTES;
+// Stages of TOKENS tokens and 128 features.
+template <int TOKENS, int STAGES> struct ManyRing {
+    static constexpr uint32_t TILES = 8, W_BYTES = TILES * 2048, X_BYTES = TOKENS * 128, BYTES = W_BYTES + X_BYTES;
     uint32_t base;
     __device__ uint32_t weights(uint32_t s) const { return base + s * BYTES; }
     __device__ uint32_t tokens(uint32_t s) const { return base + s * BYTES + W_BYTES; }
@@ -29,10 +28,31 @@ template <int STAGES> struct Turn {
     }
 };
 
-template <int STAGES>
-__device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<STAGES>& ring, uint32_t token_tiles,
-                                             uint32_t all, uint32_t count) {
-    using R = ManyRing<STAGES>;
+// Tiles of `live` tokens and all features. A last tile of tokens of which half or less is there comes last
+// (HALVES), so that no block is left with a whole one then.
+template <int TOKENS, bool HALVES> struct Tiles {
+    uint32_t whole, units, half;
+    __device__ Tiles(uint32_t live, uint32_t units) : whole((live + TOKENS - 1) / TOKENS), units(units), half(0) {
+        const uint32_t last = live % TOKENS;
+        if (HALVES && last > 0 && last <= TOKENS / 2) whole--, half = 1;
+    }
+    __device__ uint32_t all() const { return (whole + half) * units; }
+    // Whether tile `i` is half a one, its first token, its unit of features.
+    __device__ bool is_half(uint32_t i) const { return HALVES && i >= whole * units; }
+    __device__ uint32_t token(uint32_t i) const { return (is_half(i) ? whole : i % whole) * TOKENS; }
+    __device__ uint32_t unit(uint32_t i) const { return is_half(i) ? i - whole * units : i / whole; }
+};
+
+// Which of its block's tiles of features warp `i` has. SPLIT: gates and ups of the same features are two
+// warps apart.
+template <bool SPLIT> __device__ __forceinline__ uint32_t tile_of_warp(uint32_t i) {
+    return SPLIT ? i % 4 / 2 * 4 + i / 4 * 2 + i % 2 : i;
+}
+
+template <int TOKENS, int STAGES, bool SPLIT, bool HALVES>
+__device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<TOKENS, STAGES>& ring,
+                                             const Tiles<TOKENS, HALVES>& tiles, uint32_t count) {
+    using R = ManyRing<TOKENS, STAGES>;
     const uint32_t lane = threadIdx.x % 32;
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
@@ -41,7 +61,7 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
     uint32_t asked = 0;
     auto tile_weights = [&](uint32_t of) {
         uint32_t tile;
-        const uint32_t part = part_of<R::TILES>(p, of / token_tiles, lane, tile);
+        const uint32_t part = part_of<R::TILES>(p, tiles.unit(of), tile_of_warp<SPLIT>(lane % R::TILES), tile);
         return (const unsigned char*)p.part[part].w + (size_t)tile * (p.k_tiles / 4) * 2048;
     };
     auto ask_weights = [&](const unsigned char* from, uint32_t i) {
@@ -53,12 +73,12 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
         w.next();
     };
     auto ask_tokens = [&](uint32_t of, uint32_t i) {
-        if (lane == 0) copy_tokens(ring.tokens(x.s), p.x_map, i * 64, of % token_tiles * MANY, ring.full(x.s));
+        if (lane == 0) copy_tokens(ring.tokens(x.s), p.x_map, i * 64, tiles.token(of), ring.full(x.s));
         x.next();
     };
     const uint32_t early = min(count, (uint32_t)STAGES);
     bool first = true;
-    for (uint32_t of = blockIdx.x; of < all; of += gridDim.x) {
+    for (uint32_t of = blockIdx.x; of < tiles.all(); of += gridDim.x) {
         const unsigned char* from = tile_weights(of);
         uint32_t i = 0;
         if (first) {
@@ -76,46 +96,35 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
     let_next_start();
 }
 
-// Writes two features of a token.
-__device__ __forceinline__ void put_pair(float* out, float2 y, bool pair, uint32_t count) {
-    if (pair) {
-        *(float2*)out = y;
-    } else {
-        if (count > 0) out[0] = y.x;
-        if (count > 1) out[1] = y.y;
-    }
-}
-
 // From two tokens of this lane's feature to two neighbouring features of one token.
 __device__ __forceinline__ float2 turn_pair(float first, float second, bool odd) {
     const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
     return odd ? make_float2(other, second) : make_float2(first, other);
 }
 
-// The sums of a row of 64 features of a warpgroup: of this warp's tile of 16 features.
-__device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[MANY / 2], uint32_t tile, uint32_t token0,
-                                         uint32_t live) {
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool odd = g % 2;
-    const GemmPart* part = p.part;
-    for (uint32_t left = p.parts - 1; left > 0 && tile >= part->tiles; left--) tile -= (part++)->tiles;
-    const uint32_t n = tile * 16 + (g & ~1u), token = token0 + 2 * t + odd;
-    const bool adds = p.epilogue == ADD_TO;
-    float* row = (float*)p.out + (size_t)token * p.out_stride + part->out_col + n;
-    uint32_t count[2];
-    bool pair[2];
-    float2 bias[2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        count[h] = n + h * 8 < part->n ? min(part->n - n - h * 8, 2u) : 0;
-        pair[h] = count[h] == 2 && (uintptr_t)(row + h * 8) % 8 == 0 && p.out_stride % 2 == 0;
-        if (part->bias && count[h] > 0) bias[h].x = part->bias[n + h * 8];
-        if (part->bias && count[h] > 1) bias[h].y = part->bias[n + h * 8 + 1];
+// Two features of a token, as far as there are `left` of them; PAIRS: two, in eight bytes of their own.
+template <bool PAIRS> __device__ __forceinline__ float2 get_pair(const float* from, int left) {
+    if (PAIRS) return __ldcg((const float2*)from);
+    return make_float2(left > 0 ? __ldcg(from) : 0.0f, left > 1 ? __ldcg(from + 1) : 0.0f);
+}
+template <bool PAIRS> __device__ __forceinline__ void put_pair(float* to, float2 y, int left) {
+    if (PAIRS) {
+        *(float2*)to = y;
+    } else {
+        if (left > 0) to[0] = y.x;
+        if (left > 1) to[1] = y.y;
     }
-    constexpr int B = 4;
-    const size_t eight = (size_t)8 * p.out_stride;
+}
+
+// Writes sums of a tile of 16 features, of which `left` are there from this lane's first one on, B
+// tiles of 8 tokens at a time.
+template <int TOKENS, int B, bool PAIRS>
+__device__ __forceinline__ void put_tile(const float (&sum)[TOKENS / 2], float* row, uint32_t stride, const float* bias,
+                                         bool adds, int left, uint32_t token, uint32_t live) {
+    const bool odd = threadIdx.x / 4 % 2;
+    const size_t eight = (size_t)8 * stride;
 #pragma unroll
-    for (int j0 = 0; j0 < MANY / 8; j0 += B) {
+    for (int j0 = 0; j0 < TOKENS / 8; j0 += B) {
         // One address at a time: those of all turns together have no room.
         asm volatile("" : "+l"(row));
         float2 before[B][2];
@@ -123,17 +132,8 @@ __device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[
 #pragma unroll
             for (int j = 0; j < B; j++)
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const float* at = row + j * eight + h * 8;
-                    before[j][h] = make_float2(0.0f, 0.0f);
-                    if (token + (j0 + j) * 8 >= live) continue;
-                    if (pair[h]) {
-                        before[j][h] = __ldcg((const float2*)at);
-                    } else {
-                        if (count[h] > 0) before[j][h].x = __ldcg(at);
-                        if (count[h] > 1) before[j][h].y = __ldcg(at + 1);
-                    }
-                }
+                for (int h = 0; h < 2; h++)
+                    if (token + (j0 + j) * 8 < live) before[j][h] = get_pair<PAIRS>(row + j * eight + h * 8, left - h * 8);
         }
 #pragma unroll
         for (int j = 0; j < B; j++)
@@ -141,21 +141,41 @@ __device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[
             for (int h = 0; h < 2; h++) {
                 float2 y = turn_pair(sum[(j0 + j) * 4 + h * 2], sum[(j0 + j) * 4 + h * 2 + 1], odd);
                 if (token + (j0 + j) * 8 >= live) continue;
-                if (part->bias) y = make_float2(__fadd_rn(y.x, bias[h].x), __fadd_rn(y.y, bias[h].y));
+                if (bias) {
+                    const float2 more = get_pair<false>(bias + h * 8, left - h * 8);
+                    y = make_float2(__fadd_rn(y.x, more.x), __fadd_rn(y.y, more.y));
+                }
                 if (adds) y = make_float2(__fadd_rn(before[j][h].x, y.x), __fadd_rn(before[j][h].y, y.y));
-                put_pair(row + j * eight + h * 8, y, pair[h], count[h]);
+                put_pair<PAIRS>(row + j * eight + h * 8, y, left - h * 8);
             }
         row += B * eight;
     }
 }
 
+// Writes the sums of this warp's tile of 16 features.
+template <int TOKENS, int B>
+__device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[TOKENS / 2], uint32_t tile,
+                                         uint32_t token0, uint32_t live) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const GemmPart* part = p.part;
+    for (uint32_t more = p.parts - 1; more > 0 && tile >= part->tiles; more--) tile -= (part++)->tiles;
+    const uint32_t n = tile * 16 + (g & ~1u), token = token0 + 2 * t + g % 2;
+    float* row = (float*)p.out + (size_t)token * p.out_stride + part->out_col + n;
+    const float* bias = part->bias ? part->bias + n : nullptr;
+    const int left = (int)part->n - (int)n;
+    const bool adds = p.epilogue == ADD_TO, aligned = ((uintptr_t)row % 8 | p.out_stride % 2) == 0;
+    if (aligned && tile * 16 + 16 <= part->n) put_tile<TOKENS, B, true>(sum, row, p.out_stride, bias, adds, left, token, live);
+    else put_tile<TOKENS, B, false>(sum, row, p.out_stride, bias, adds, left, token, live);
+}
+
 template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs& p) {
-    using R = ManyRing<STAGES>;
+    constexpr int MANY = 128;
+    using R = ManyRing<MANY, STAGES>;
     extern __shared__ __align__(1024) unsigned char shared[];
     const R ring = {(uint32_t)__cvta_generic_to_shared(shared)};
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t live = min(*p.live, p.rows), token_tiles = (live + MANY - 1) / MANY, count = p.stages * p.s_seq;
-    const uint32_t all = token_tiles * p.token_tiles;  // p.token_tiles: tiles of features here
+    const uint32_t live = min(*p.live, p.rows);
+    const Tiles<MANY, false> tiles(live, p.token_tiles);  // tiles of features here
     if (threadIdx.x == 0) {
         for (uint32_t s = 0; s < STAGES; s++) {
             barrier_init(ring.full(s), 1);
@@ -166,15 +186,15 @@ template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs&
     __syncthreads();
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == 8) produce_many<STAGES>(p, ring, token_tiles, all, count);
+        if (warp == 8) produce_many<MANY, STAGES, false>(p, ring, tiles, p.stages * p.s_seq);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_previous();
     constexpr uint64_t SWIZZLED = 1ull << 62 | 64ull << 32 | 1ull << 16;
     Turn<STAGES> turn;
-    for (uint32_t of = blockIdx.x; of < all; of += gridDim.x) {
-        const uint32_t token0 = of % token_tiles * MANY, unit = of / token_tiles;
+    for (uint32_t of = blockIdx.x; of < tiles.all(); of += gridDim.x) {
+        const uint32_t token0 = tiles.token(of), unit = tiles.unit(of);
         auto load = [&](uint4 (&to)[4]) {
             barrier_wait(ring.full(turn.s), turn.parity);
             const uint32_t at = ring.weights(turn.s) + warp * 2048 + lane * 16;
@@ -202,6 +222,6 @@ template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs&
 #pragma unroll
             for (int c = 0; c < MANY / 2; c++) sum[c] = slice == 0 ? acc[c] : __fadd_rn(sum[c], acc[c]);
         }
-        put_many(p, sum, unit * 8 + warp, token0, live);
+        put_many<MANY, 4>(p, sum, unit * 8 + warp, token0, live);
     }
 }

@@ -15,6 +15,9 @@ const MMA_ROWS: u32 = 16;
 /// Warps that share the pages of a tile of tokens.
 const TILE_WARPS: u32 = 4;
 
+/// Blocks beside those of tiles: they take the rows of tiles of several sequences in turns.
+const ALONE_BLOCKS: u32 = 1056;
+
 /// Pages of K and V that a block has in shared memory.
 const STAGES: u32 = 3;
 
@@ -51,6 +54,8 @@ impl Resolver<'_> {
             tiled: 0,
             base2: u32::from(mma),
             out_bf16: u32::from(a.out_quantised),
+            whole: 0,
+            pad: 0,
         }
     }
 
@@ -72,12 +77,13 @@ impl Resolver<'_> {
     }
 
     /// Where sequences have one token each, a warp a block; else tiles of tokens before them.
-    fn attention_mma(&self, args: AttnArgs) -> Launch {
+    pub(crate) fn attention_mma(&self, args: AttnArgs) -> Launch {
         let per_kv = args.heads / args.kv_heads;
         let chunks = !self.plan.bucket.is_decode() && per_kv <= MMA_ROWS;
         let tile = (MMA_ROWS / per_kv).max(1) * TILE_WARPS;
         let tiled = if chunks { args.rows.div_ceil(tile) * args.kv_heads } else { 0 };
-        let blocks = tiled + args.rows * args.kv_heads * per_kv.div_ceil(MMA_ROWS) * args.ways;
+        let alone = args.rows * args.kv_heads * per_kv.div_ceil(MMA_ROWS) * args.ways;
+        let blocks = tiled + if chunks { alone.min(ALONE_BLOCKS) } else { alone };
         let threads = if chunks { 32 * TILE_WARPS } else { 32 };
         let kernel = format!("attention_mma_{}", args.head_dim);
         let shared = STAGES * 2 * PAGE_TOKENS * args.head_dim * 2;

@@ -123,7 +123,7 @@ impl Resolver<'_> {
     /// # Errors
     /// The driver refuses a map of the pages.
     pub fn fused(&self, first: OpId) -> Result<Option<Step>, DeviceError> {
-        let Some((w, a)) = self.one_kernel(first) else { return Ok(None) };
+        let Some((w, a)) = self.one_kernel(first) else { return Ok(self.whole_rows(first)) };
         let last = OpId(first.0 + 2);
         Ok(Some(Step { first, last, launch: self.attention_decode(w, a)? }))
     }
@@ -147,6 +147,24 @@ impl Resolver<'_> {
             return None;
         }
         Some((w, a))
+    }
+
+    /// Both halves of attention, where sequences have many rows each: who has a row's only part writes it.
+    fn whole_rows(&self, first: OpId) -> Option<Step> {
+        let ops = self.plan.ops.get(first.index()..first.index() + 2)?;
+        let [OpKind::AttentionPartial(a), OpKind::AttentionCombine(c)] =
+            [&ops[0].kind, &ops[1].kind]
+        else {
+            return None;
+        };
+        let (last, lane) = (OpId(first.0 + 1), ops[0].lane);
+        let fits = on_tensor_cores(&a.attn) && a.out_quantised && a == c && ops[1].lane == lane;
+        let args = self.attention_args(a);
+        if !fits || args.parts > 1 || self.meets_others((first, last), lane) {
+            return None;
+        }
+        let launch = self.attention_mma(AttnArgs { whole: 1, ..args });
+        Some(Step { first, last, launch })
     }
 
     /// Whether another device lane waits for something inside `first..=last`, or it for that lane.

@@ -101,13 +101,17 @@ impl Resolver<'_> {
             stages: g.k / WGMMA_STAGE / slices,
             s_out: t.s_out,
             s_seq: slices / t.s_out / t.side(),
-            token_tiles: if t.form == Form::Many { tiles } else { t.token_tiles },
+            token_tiles: match t.form {
+                Form::Many | Form::Most => tiles,
+                _ => t.token_tiles,
+            },
             late: u32::from(t.late()),
             pad: [0; 10],
         };
         let blocks = tiles * t.token_tiles * t.s_out;
-        let grid = (if t.form == Form::Many { blocks.min(MULTIPROCESSORS) } else { blocks }, 1);
-        let kernel = t.kernel(quantised);
+        let goes_on = matches!(t.form, Form::Many | Form::Most);
+        let grid = (if goes_on { blocks.min(MULTIPROCESSORS) } else { blocks }, 1);
+        let kernel = t.kernel(quantised, gated);
         let shape = self.shape(&kernel, grid, t.threads(), t.shared_bytes());
         Ok(Launch::new(Shape { cluster: t.s_out, ..shape }, args))
     }
@@ -190,6 +194,8 @@ enum Form {
     Seq,
     /// The same, and a block goes on to the next tile.
     Many,
+    /// The same with 256 tokens.
+    Most,
 }
 
 /// Rows up to which clusters of four are faster than three warpgroups of two slices: with few tokens
@@ -206,6 +212,42 @@ struct Work {
     slices: u32,
     gated: bool,
     quantised: bool,
+}
+
+impl Work {
+    /// Features times tokens that a multiprocessor multiplies at most in tiles of so many.
+    fn most_of(&self, features: u32, tokens: u32) -> u32 {
+        let blocks = (self.tiles * 16).div_ceil(features) * self.rows.div_ceil(tokens);
+        blocks.div_ceil(MULTIPROCESSORS) * features * tokens
+    }
+
+    /// The same of blocks that take one tile of 256 tokens after the other, those of a last half at the end.
+    fn most_of_most(&self) -> u32 {
+        let units = self.tiles.div_ceil(WGMMA_TILES);
+        let last = u32::from((1..=128).contains(&(self.rows % 256)));
+        let whole = units * (self.rows.div_ceil(256) - last);
+        let before =
+            |tiles: u32, block: u32| (tiles + MULTIPROCESSORS - 1 - block) / MULTIPROCESSORS;
+        let halves = |block: u32| before(whole, block) + before(whole + last * units, block);
+        (0..MULTIPROCESSORS).map(halves).max().unwrap_or(0) * 128 * 128
+    }
+
+    /// Whether those are faster than blocks of other forms, which take a third longer (K cut, 128
+    /// tokens) or a tenth (gate and up) for a product of equal size, for all rows of the bucket and where a
+    /// sixth of them is empty.
+    fn most_is_faster(&self) -> bool {
+        let fewer = Work { rows: self.rows - self.rows / 6, ..*self };
+        self.most_is_faster_at_all() && fewer.most_is_faster_at_all()
+    }
+
+    fn most_is_faster_at_all(&self) -> bool {
+        let most = self.most_of_most();
+        if self.slices > 1 {
+            return 3 * most <= 4 * self.most_of(128, 128);
+        }
+        let other = self.most_of(128, 256).min(self.most_of(192, 192));
+        self.rows > 256 && 11 * most <= 12 * other
+    }
 }
 
 impl WgmmaTiling {
@@ -247,6 +289,9 @@ impl WgmmaTiling {
             let token_tiles = w.rows.div_ceil(tokens);
             WgmmaTiling { tokens, token_tiles, s_out, form }
         };
+        if !w.quantised && w.gated == (w.slices == 1) && w.most_is_faster() {
+            return with(256, 1, Form::Most);
+        }
         if w.slices > 1 && narrow * w.rows.div_ceil(128) >= BLOCKS_ENOUGH {
             let old = w.quantised || w.gated || w.k > MANY_K_MOST;
             return with(128, 1, if old { Form::Seq } else { Form::Many });
@@ -265,7 +310,7 @@ impl WgmmaTiling {
         with(128, w.slices, Form::Plain)
     }
 
-    fn kernel(&self, quantised: bool) -> String {
+    fn kernel(&self, quantised: bool, gated: bool) -> String {
         let of = if quantised { "q_" } else { "" };
         let form = match self.form {
             Form::Plain => "",
@@ -274,6 +319,8 @@ impl WgmmaTiling {
             Form::Trio => "trio_",
             Form::Seq => "seq_",
             Form::Many => return "gemm_wgmma_many".into(),
+            Form::Most if gated => return "gemm_wgmma_most_gated".into(),
+            Form::Most => return "gemm_wgmma_most".into(),
         };
         format!("gemm_wgmma_{of}{form}n{}", self.tokens)
     }
@@ -305,6 +352,9 @@ impl WgmmaTiling {
 
     /// The stages with their barriers; the sums take their place afterwards.
     fn shared_bytes(&self) -> u32 {
+        if self.form == Form::Most {
+            return MOST_SHARED_BYTES;
+        }
         let stages = match (self.form, self.tokens) {
             (Form::Pair, 8) => 10,
             (Form::Pair, 16) => 9,
@@ -340,6 +390,9 @@ const BLOCKS_ENOUGH: u32 = 128;
 
 /// Channels up to which blocks that go on to the next tile are faster than new ones.
 const MANY_K_MOST: u32 = 8192;
+
+/// Three stages and the sums so far, or four and what gates and ups swap; 128 for barriers.
+const MOST_SHARED_BYTES: u32 = 4 * 49_152 + 32_768 + 128;
 
 /// Multiprocessors of an H200.
 const MULTIPROCESSORS: u32 = 132;
@@ -456,13 +509,16 @@ mod tests {
         for rows in 1..=5000 {
             for (w, t) in tilings(rows) {
                 assert!(t.tokens * t.token_tiles >= rows && t.tokens * (t.token_tiles - 1) < rows);
-                let all_slices = matches!(t.form, Form::Seq | Form::Many);
+                let all_slices = matches!(t.form, Form::Seq | Form::Many | Form::Most);
                 assert!(all_slices || t.s_out * t.side() == w.slices, "{w:?} {t:?}");
                 // Two blocks a multiprocessor; each block has 1 KiB of its own.
                 let two = t.form == Form::Plain && t.tokens <= 96;
                 assert!(t.shared_bytes() <= if two { 113 } else { 227 } << 10, "{w:?} {t:?}");
                 let sums = t.side() * t.tokens * (t.tiles() * 16 + 4) * 4;
-                assert!(t.form == Form::Many || sums <= t.shared_bytes(), "sums fit: {t:?}");
+                assert!(
+                    matches!(t.form, Form::Many | Form::Most) || sums <= t.shared_bytes(),
+                    "sums fit: {t:?}"
+                );
             }
         }
     }
@@ -471,7 +527,7 @@ mod tests {
     fn blocks_of_few_tokens_have_a_multiprocessor_each_where_they_can() {
         let of = |rows, tiles, slices, gated| {
             let t = WgmmaTiling::of(Work { rows, tiles, k: 4096, slices, gated, quantised: false });
-            (t.kernel(false), t.s_out)
+            (t.kernel(false, gated), t.s_out)
         };
         let is = |name: &str, s_out| (name.to_string(), s_out);
         assert_eq!(of(1, 1536, 1, true), is("gemm_wgmma_wide_n8", 1));
@@ -480,6 +536,10 @@ mod tests {
         assert_eq!(of(96, 256, 4, false), is("gemm_wgmma_pair_n96", 2));
         assert_eq!(of(1, 384, 4, false), is("gemm_wgmma_n8", 4));
         assert_eq!(of(96, 384, 4, false), is("gemm_wgmma_trio_n96", 2));
+        // Whole waves of tiles of 256 tokens, and too few of them.
+        assert_eq!(of(2048, 256, 4, false), is("gemm_wgmma_most", 1));
+        assert_eq!(of(4096, 1536, 1, true), is("gemm_wgmma_most_gated", 1));
+        assert_eq!(of(608, 256, 4, false), is("gemm_wgmma_many", 1));
         for rows in 1..=96 {
             for (_, t) in tilings(rows)
                 .filter(|(_, t)| matches!(t.form, Form::Wide | Form::Pair | Form::Trio))

@@ -128,6 +128,8 @@ const HOPPER_NAMES: &[&str] = &[
     "gemm_wgmma_n256",
     "gemm_wgmma_seq_n128",
     "gemm_wgmma_many",
+    "gemm_wgmma_most",
+    "gemm_wgmma_most_gated",
     "gemm_wgmma_wide_n8",
     "gemm_wgmma_wide_n16",
     "gemm_wgmma_wide_n32",

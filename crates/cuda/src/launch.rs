@@ -216,8 +216,10 @@ pub struct AttnArgs {
     pub tiled: u32,
     pub base2: u32,
     pub out_bf16: u32,
+    pub whole: u32,
+    pub pad: u32,
 }
-args!(AttnArgs, 120);
+args!(AttnArgs, 128);
 
 /// `attention_decode_*`.
 #[derive(Clone, Copy, Debug)]

@@ -28,6 +28,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "gemm.cu",
     "gemm_wgmma.cu",
     "gemm_wgmma_many.cu",
+    "gemm_wgmma_most.cu",
     "gemm_wgmma_q.cu",
     "mix.cu",
     "rows.cu",
@@ -42,6 +43,7 @@ const HEADERS: &[(&str, &str)] = sources![
     "gemm.cuh",
     "gemm_wgmma.cuh",
     "gemm_wgmma_many.cuh",
+    "gemm_wgmma_most.cuh",
     "quantised.cuh",
     "rope.cuh",
     "wgmma.cuh"

@@ -13,6 +13,7 @@ use lockstep_weights::Checkpoint;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Logits by request and position.
 pub type Rows = Arc<Mutex<BTreeMap<(u64, u32), Vec<f32>>>>;
@@ -41,6 +42,7 @@ pub struct Bed {
     rows: Rows,
     digests: RowDigests,
     next: u64,
+    turns_ms: Vec<f64>,
 }
 
 /// What a bed keeps of logits.
@@ -179,7 +181,7 @@ impl Bed {
             draft,
         };
         let (started, steps) = assemble(parts)?;
-        Ok(Bed { handle: started.handle, steps, rows, digests, next: 0 })
+        Ok(Bed { handle: started.handle, steps, rows, digests, next: 0, turns_ms: Vec::new() })
     }
 
     /// Runs requests all at once and asks `probe` for a report of step `at`, then of the first
@@ -212,7 +214,12 @@ impl Bed {
             self.steps.turn();
         }
         (early..asks.len()).for_each(submit);
-        while self.steps.turn() == LoopTurn::Stepped {}
+        self.turns_ms.clear();
+        let mut start = Instant::now();
+        while self.steps.turn() == LoopTurn::Stepped {
+            self.turns_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            start = Instant::now();
+        }
         self.next += asks.len() as u64;
         let mut rows = self.rows.lock().expect("nobody panics with it");
         let outcome = |(i, sink): (usize, &Recorder)| {
@@ -277,6 +284,11 @@ impl Bed {
             trace.rows = digest_step(digest_step(trace.rows, digest as u32), (digest >> 32) as u32);
         }
         traces
+    }
+
+    /// Milliseconds of each turn of the last run.
+    pub fn turns_ms(&self) -> &[f64] {
+        &self.turns_ms
     }
 
     /// One turn of the loop.

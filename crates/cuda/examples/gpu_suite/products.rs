@@ -16,13 +16,13 @@ use std::sync::Arc;
 const BANDWIDTH: f64 = 4.35e12;
 
 /// Rows whose bits are compared.
-const ROWS: [u32; 30] = [
+const ROWS: [u32; 32] = [
     1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 32, 33, 40, 48, 49, 63, 64, 65, 80, 95, 96, 97, 112,
-    127, 128, 256, 1000, 4096,
+    127, 128, 256, 257, 1000, 2144, 4096,
 ];
 
 /// Rows that are timed.
-const TIMED: [u32; 8] = [1, 8, 32, 64, 96, 256, 512, 2048];
+const TIMED: [u32; 10] = [1, 8, 32, 64, 96, 256, 512, 1024, 2048, 4096];
 
 /// A product: parts of equal input, gated or not.
 struct Product {

@@ -105,7 +105,27 @@ fn timed(bed: &mut Bed, rng: &mut Rng, rows: usize, tokens: u32) -> f64 {
     seconds
 }
 
-pub fn run((name, pipelined): (&str, bool), rows: &[usize], peer: &Peer, table: &mut Table) {
+/// What is timed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Decode steps and what comes before them.
+    Steps,
+    /// Eight tokens after the prompt alone.
+    Prefill,
+}
+
+/// How an engine is made for it.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub what: What,
+    /// A step is launched ahead.
+    pub pipelined: bool,
+    /// Prompt tokens of a step at most.
+    pub chunk_tokens: u32,
+}
+
+pub fn run(name: &str, way: Way, rows: &[usize], peer: &Peer, table: &mut Table) {
+    let Way { what, pipelined, chunk_tokens } = way;
     let Some(shape) = SHAPES.iter().find(|s| s.name == name) else {
         table.verdict(false, format!("there is no shape {name}"));
         return;
@@ -114,7 +134,7 @@ pub fn run((name, pipelined): (&str, bool), rows: &[usize], peer: &Peer, table: 
     let knobs = Knobs {
         graph_max_bs: 96,
         running_max: 96,
-        chunk_tokens: 2048,
+        chunk_tokens,
         kv_bytes: 16 << 30,
         context_tokens: 4096,
         prefix_cache: false,
@@ -133,6 +153,18 @@ pub fn run((name, pipelined): (&str, bool), rows: &[usize], peer: &Peer, table: 
     timed(&mut bed, &mut rng, 4, 16);
     for &c in rows {
         let prefill = (0..2).map(|_| timed(&mut bed, &mut rng, c, 8)).fold(f64::INFINITY, f64::min);
+        let turns: Vec<String> = bed.turns_ms().iter().map(|ms| format!("{ms:.1}")).collect();
+        println!("       turns of the step loop in the second, ms: {}", turns.join(" "));
+        if what == What::Prefill {
+            table.line(format!(
+                "     {name} C={c}, chunks of {chunk_tokens}: 8 tokens after 320: {:.1} ms",
+                prefill * 1e3
+            ));
+            probe.ask();
+            timed(&mut bed, &mut rng, c, 8);
+            print_reports(&probe);
+            continue;
+        }
         probe.replays();
         let audited = audit_us(&bed);
         let mut all: Vec<f64> = (0..3).map(|_| timed(&mut bed, &mut rng, c, 256)).collect();
@@ -154,12 +186,16 @@ pub fn run((name, pipelined): (&str, bool), rows: &[usize], peer: &Peer, table: 
         ));
         // One more batch, for a report of a decode step in the middle of it.
         probe_one(&mut bed, &mut rng, c, &probe);
-        for report in probe.take() {
-            println!("       {}: replay {:.0} us", report.bucket, report.replay_us);
-            for op in &report.ops {
-                let each = op.us / op.ops as f32;
-                println!("         {:>24} {:>8.1} us  ({} x {each:.2})", op.name, op.us, op.ops);
-            }
+        print_reports(&probe);
+    }
+}
+
+fn print_reports(probe: &Probe) {
+    for report in probe.take() {
+        println!("       {}: replay {:.0} us", report.bucket, report.replay_us);
+        for op in &report.ops {
+            let each = op.us / op.ops as f32;
+            println!("         {:>24} {:>8.1} us  ({} x {each:.2})", op.name, op.us, op.ops);
         }
     }
 }
