@@ -90,6 +90,16 @@ struct Both {
     }
 };
 
+// turn_head where a lane has both channels of each pair.
+template <int N> __device__ __forceinline__ void turn_within(float (&v)[N], const RopeTables<N>& t) {
+    float was[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) was[j] = v[j];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        v[j] = __fmaf_rn(was[j], t.cs[j].x, __fmul_rn(was[j ^ N / 2], j < N / 2 ? -t.cs[j].y : t.cs[j].y));
+}
+
 // Rows by their pages, most first: into `order`, where they are not all nearly alike.
 __device__ __forceinline__ bool order_rows(const WalkArgs& p, uint32_t live, uint16_t* lengths, uint16_t* order) {
     const uint32_t padded = (live + 7) / 8 * 8;
@@ -197,6 +207,7 @@ template <int D> __device__ __forceinline__ void walk_body(const WalkArgs& p) {
         RopeTables<N> of_q, of_k;
         of_q.load(shape, p.q_norm, turn, lane);
         of_k.load(shape, p.k_norm, turn, lane);
+        const bool within = N > 1 && p.rotary_dim == D && !p.adjacent;
         wait_for_previous();
 #pragma unroll 1
         for (uint32_t from = 0; from < per_kv + 2; from += AT_ONCE) {
@@ -220,8 +231,11 @@ template <int D> __device__ __forceinline__ void walk_body(const WalkArgs& p) {
                 const uint32_t job = from + i;
                 if (job >= per_kv + 2) break;
                 const bool is_q = job < per_kv, is_v = job == per_kv + 1;
-                if (!is_v) turn_head(v[i], shape, of_q, nook.turn(), lane);
-                __syncwarp();
+                if (!is_v && within) turn_within<N>(v[i], of_q);
+                else if (!is_v) {
+                    turn_head(v[i], shape, of_q, nook.turn(), lane);
+                    __syncwarp();
+                }
                 __half* pages = (__half*)(is_v ? p.v_pages : p.k_pages);
                 const size_t to = (((size_t)(slot / 32) * p.kv_heads + kv_head) * 32 + slot % 32) * D;
                 __half* near = is_q ? (__half*)(nook.q() + job * Nook<D>::Q_STRIDE) : nook.fresh() + (is_v ? D : 0);

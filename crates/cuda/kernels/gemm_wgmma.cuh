@@ -149,26 +149,17 @@ __device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGE
     let_next_start();
 }
 
-// Which tile of a stage's weights a warp multiplies. Three warpgroups with two slices have six tiles of
-// features: the third warpgroup takes the last two of both slices.
-template <int WGS, int SIDE> __device__ __forceinline__ uint32_t tile_of(uint32_t warp) {
-    if constexpr (WGS == 3 && SIDE == 2) return warp < 4 ? warp : warp < 8 ? warp + 2 : warp < 10 ? warp - 4 : warp;
-    return warp;
-}
-
-// The sums of this thread's features and tokens over all stages. BOTH: those of a warpgroup with tiles
-// of two slices, which multiplies all of its tiles with the tokens of both.
-template <int BT, int STAGES, int WGS, int SIDE, bool SEQ, bool QUANT, bool BOTH>
+// The sums of this thread's features and tokens over all stages.
+template <int BT, int STAGES, int WGS, int SIDE, bool SEQ, bool QUANT>
 __device__ __forceinline__ void consume(const Ring<BT, STAGES, WGS, SIDE>& ring, uint32_t per_slice, uint32_t count,
                                         uint32_t format, float (&sum)[BT / 2]) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t at = tile_of<WGS, SIDE>(warp), mine = at * 2048 + lane * 16;
-    const uint32_t of_slice = SIDE > 1 && !BOTH ? at / (tiles_of(WGS) / SIDE) * (BT * 128) : 0;
+    const uint32_t mine = warp * 2048 + lane * 16;
+    const uint32_t of_slice = SIDE > 1 ? warp / (WGS * 4 / SIDE) * (BT * 128) : 0;
     constexpr uint64_t SWIZZLED = 1ull << 62 | 64ull << 32 | 1ull << 16;
     // Weights of the next stage come to registers while this one's are multiplied, where both fit.
-    constexpr int AHEAD = (BT == 96 && WGS == 2) || (BT == 32 && WGS == 3) || BT == 192 || (BOTH && BT > 8) ? 1 : 2;
+    constexpr int AHEAD = (BT == 96 && WGS == 2) || (BT == 32 && WGS == 3) || BT == 192 ? 1 : 2;
     uint4 a[AHEAD][4];
-    float other[BOTH ? BT / 2 : 1];
     uint32_t in_slice = 0;
     bool first_slice = true;
     auto load = [&](uint32_t i, uint4 (&to)[4]) {
@@ -194,10 +185,6 @@ __device__ __forceinline__ void consume(const Ring<BT, STAGES, WGS, SIDE>& ring,
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) wgmma<BT>(acc, now[k], b + 2 * k, in_slice > 0 || k > 0);
-            if constexpr (BOTH) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) wgmma<BT>(other, now[k], b + BT * 8 + 2 * k, in_slice > 0 || k > 0);
-            }
             wgmma_commit();
             if (AHEAD == 2 && i + 1 < count) load(i + 1, next);
             wgmma_wait();
@@ -223,10 +210,6 @@ __device__ __forceinline__ void consume(const Ring<BT, STAGES, WGS, SIDE>& ring,
         run(acc);
     } else {
         run(sum);
-    }
-    if constexpr (BOTH) {
-#pragma unroll
-        for (int c = 0; c < BT / 2; c++) sum[c] = warp % 4 < 2 ? sum[c] : other[c];
     }
 }
 
@@ -275,16 +258,10 @@ __device__ __forceinline__ void wgmma_body(const WgmmaArgs& p) {
         float sum[BT / 2];
         uint32_t tile, format = BF16;
         if constexpr (QUANT) format = p.part[part_of<TILES>(p, unit, warp, tile)].format;
-        bool both = false;
-        if constexpr (WGS == 3 && SIDE == 2) {
-            both = warp >= 8;
-            if (both) consume<BT, STAGES, WGS, SIDE, SEQ, QUANT, true>(ring, p.stages, count, format, sum);
-        }
-        if (!both) consume<BT, STAGES, WGS, SIDE, SEQ, QUANT, false>(ring, p.stages, count, format, sum);
+        consume<BT, STAGES, WGS, SIDE, SEQ, QUANT>(ring, p.stages, count, format, sum);
         // All warpgroups are done with the ring: sums take its place, [slice][token][feature].
         asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory");
-        const uint32_t at = tile_of<WGS, SIDE>(warp);
-        float* mine = (float*)shared + at / TILES * (SLICE_BYTES / 4) + lane % 4 * 2 * RED_STRIDE + at % TILES * 16 + lane / 4;
+        float* mine = (float*)shared + warp / TILES * (SLICE_BYTES / 4) + lane % 4 * 2 * RED_STRIDE + warp % TILES * 16 + lane / 4;
 #pragma unroll
         for (int j = 0; j < BT / 8; j++) {
             mine[j * 8 * RED_STRIDE] = sum[j * 4];

@@ -188,8 +188,6 @@ enum Form {
     Wide,
     /// Two, of 64 features and a slice each; a block has a multiprocessor to itself.
     Pair,
-    /// Three, of 96 features and two slices; a block has a multiprocessor to itself.
-    Trio,
     /// Two, and a block takes all slices, one after the other.
     Seq,
     /// The same, and a block goes on to the next tile.
@@ -197,10 +195,6 @@ enum Form {
     /// The same with 256 tokens.
     Most,
 }
-
-/// Rows up to which clusters of four are faster than three warpgroups of two slices: with few tokens
-/// what counts is how early the blocks start.
-const TRIO_ROWS: u32 = 32;
 
 /// What a tiling follows from.
 #[derive(Clone, Copy, Debug)]
@@ -271,11 +265,6 @@ impl WgmmaTiling {
         if w.slices == 4 && !w.gated && fill {
             return WgmmaTiling { s_out: 2, form: Form::Pair, ..t };
         }
-        let trios = w.tiles.div_ceil(6) * 2;
-        let fill = trios > MULTIPROCESSORS / 2 && trios <= MULTIPROCESSORS;
-        if w.slices == 4 && !w.gated && fill && w.rows > TRIO_ROWS {
-            return WgmmaTiling { s_out: 2, form: Form::Trio, ..t };
-        }
         // Warpgroups that a multiprocessor has at most. The blocks of clusters of four do not find a
         // multiprocessor each.
         let most = |groups: u32| w.tiles.div_ceil(groups * 4).div_ceil(MULTIPROCESSORS) * groups;
@@ -316,7 +305,6 @@ impl WgmmaTiling {
             Form::Plain => "",
             Form::Wide => "wide_",
             Form::Pair => "pair_",
-            Form::Trio => "trio_",
             Form::Seq => "seq_",
             Form::Many => return "gemm_wgmma_many".into(),
             Form::Most if gated => return "gemm_wgmma_most_gated".into(),
@@ -327,12 +315,12 @@ impl WgmmaTiling {
 
     /// Warpgroups of sums.
     fn groups(&self) -> u32 {
-        if matches!(self.form, Form::Wide | Form::Trio) { 3 } else { 2 }
+        if self.form == Form::Wide { 3 } else { 2 }
     }
 
     /// Slices that a block takes side by side.
     fn side(&self) -> u32 {
-        if matches!(self.form, Form::Pair | Form::Trio) { 2 } else { 1 }
+        if self.form == Form::Pair { 2 } else { 1 }
     }
 
     /// Tiles of 16 features of a block.
@@ -358,10 +346,10 @@ impl WgmmaTiling {
         let stages = match (self.form, self.tokens) {
             (Form::Pair, 8) => 10,
             (Form::Pair, 16) => 9,
-            (Form::Pair, 32) | (Form::Wide | Form::Trio, 8) | (Form::Wide, 16) => 8,
-            (Form::Pair, 48) | (Form::Wide, 32..=64) | (Form::Trio, 16) => 7,
-            (Form::Pair, 64) | (Form::Wide, 96) | (Form::Trio, 32 | 48) => 6,
-            (Form::Pair, 96) | (Form::Trio, 64) => 5,
+            (Form::Pair, 32) | (Form::Wide, 8 | 16) => 8,
+            (Form::Pair, 48) | (Form::Wide, 32..=64) => 7,
+            (Form::Pair, 64) | (Form::Wide, 96) => 6,
+            (Form::Pair, 96) => 5,
             (_, 8 | 16 | 128) => 6,
             (_, 32 | 48) => 5,
             _ => 4,
@@ -535,15 +523,12 @@ mod tests {
         assert_eq!(of(1, 256, 4, false), is("gemm_wgmma_pair_n8", 2));
         assert_eq!(of(96, 256, 4, false), is("gemm_wgmma_pair_n96", 2));
         assert_eq!(of(1, 384, 4, false), is("gemm_wgmma_n8", 4));
-        assert_eq!(of(96, 384, 4, false), is("gemm_wgmma_trio_n96", 2));
         // Whole waves of tiles of 256 tokens, and too few of them.
         assert_eq!(of(2048, 256, 4, false), is("gemm_wgmma_most", 1));
         assert_eq!(of(4096, 1536, 1, true), is("gemm_wgmma_most_gated", 1));
         assert_eq!(of(608, 256, 4, false), is("gemm_wgmma_many", 1));
         for rows in 1..=96 {
-            for (_, t) in tilings(rows)
-                .filter(|(_, t)| matches!(t.form, Form::Wide | Form::Pair | Form::Trio))
-            {
+            for (_, t) in tilings(rows).filter(|(_, t)| matches!(t.form, Form::Wide | Form::Pair)) {
                 assert!(t.shared_bytes() > 114 << 10, "two would fit: {t:?}");
             }
         }
