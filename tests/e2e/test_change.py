@@ -8,14 +8,12 @@ letter for letter, through every generation.
 import json
 import os
 import shutil
-import subprocess
-import tempfile
-import threading
 import time
 import unittest
 from pathlib import Path
 
-from harness import browser, servers
+from harness import browser, change, servers
+from harness.streams import Streams
 
 STREAMS = 3
 TOKENS = 24
@@ -28,105 +26,46 @@ max-running-requests = 96
 kv-memory = "512MiB"
 """
 NEW = [40, 48, 56, 64, 72, 80, 88, 96]
-# Seconds of load: what is shown here are the states. Times of a shared machine are noise.
-GATES = """
-[gates]
-rounds = 1
-repeats = 1
-input = 8
-tokens = 4
-tolerance-percent = 90
-p99-factor-max = 1000
-[check]
-sessions = 96
-rounds = 1
-context = 16
-tokens = 32
-kinds = ["echo"]
-[watch]
-seconds = 0
-"""
 
 
-class Load:
-    """Streams that begin again when they end. Use as a context manager."""
-
-    def __init__(self, server):
-        self.client = server.client
-        self.answers, self.failures = [], []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(STREAMS)]
-
-    def _run(self, number):
-        body = {"prompt": f"Tell the story of house number {number}, in which", "max_tokens": TOKENS,
-                "temperature": 0, "ignore_eos": True, "stream": True}
-        first = None
-        while not self._stop.is_set():
-            try:
-                events = list(self.client.stream("/v1/completions", body))
-                text = "".join(e["choices"][0]["text"] for _, e in events if e.get("choices"))
-                end = [e["choices"][0]["finish_reason"] for _, e in events if e.get("choices")][-1]
-            except Exception as e:  # whatever it is, a client has noticed
-                self.failures.append(f"stream {number}: {e!r}")
-                continue
-            first = first or text
-            self.answers.append(number)
-            if text != first or end != "length":
-                self.failures.append(f"stream {number} gave {text!r} ({end}), at first {first!r}")
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        while len(set(self.answers)) < STREAMS and not self.failures:
-            time.sleep(0.02)
-        return self
-
-    def __exit__(self, *exc):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+def load(server):
+    return Streams(server.client, "/v1/completions", lambda i: {
+        "prompt": f"Tell the story of house number {i}, in which"}, STREAMS, TOKENS)
 
 
 class Change(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="lockstep-live-")
-        self.addCleanup(folder.cleanup)
-        self.dir = Path(folder.name)
+        self.dir = change.folder(self)
         self.settings = self.dir / "lockstep.toml"
         self.settings.write_text(SETTINGS)
         self.wrapper = []
 
-    def target(self, server, gates=GATES):
-        (self.dir / "targets").mkdir(exist_ok=True)
+    def target(self, server, gates):
         (self.dir / "targets/ours.toml").write_text(
             f'kind = "lockstep"\nurl = "http://127.0.0.1:{server.port}"\n[launch]\nmethod = "live"\n{gates}')
 
     def change(self, *arguments):
-        binary = servers.need("LOCKSTEP_BIN", "the lockstep binary")
-        argv = [*self.wrapper, binary, "change", *arguments, "--yes", "--json"]
-        ran = subprocess.run(argv, cwd=self.dir, capture_output=True, text=True, timeout=600, check=False)
-        self.assertTrue(ran.stdout, ran.stderr)
-        return ran.returncode, json.loads(ran.stdout), ran.stderr
+        return change.run(self.dir, *arguments, wrapper=self.wrapper)
 
     def test_32_to_96_under_load_is_kept_and_what_is_slower_is_not(self):
         # The load's prompts are the same before and after: nothing of them is to be there already.
         flags = ["--config", self.settings, "--prefix-cache", "false"]
         with servers.lockstep(*flags, name="change") as server:
-            self.target(server)
-            with Load(server) as load:
+            self.target(server, change.gates(sessions=96, tokens=32))
+            with load(server) as streams:
                 began = time.monotonic()
                 code, done, said = self.change("--set", "decode.graph-max-bs=96", "--why", "the story")
                 kept_s = time.monotonic() - began
                 self.assertEqual((code, done["state"]), (0, "kept"), (done, said))
-                answers = len(load.answers)
+                answers = len(streams.answers)
                 record = Path(done["record"])
                 self.assert_kept(server, record)
                 self.assert_slower_is_rolled_back(server)
-            self.assertEqual(load.failures, [])
+            self.assertEqual(streams.failures, [])
             engine = server.client.get("/server_info")["lockstep"]["engine"]
             counters = engine["counters"]
             self.assertEqual((counters["failed"], counters["flips"], counters["rollbacks"]), (0, 2, 1), counters)
-        gap = json.loads((record / "journal.jsonl").read_text().splitlines()[7])["facts"]["gap"]
+        gap = change.journal(record)[7]["facts"]["gap"]
         print(f"note: 32 -> 96 kept in {kept_s:.0f} s beside {answers} streamed answers, none failed; "
               f"between two steps: {gap}", flush=True)
 
@@ -142,7 +81,7 @@ class Change(unittest.TestCase):
             self.assertIn(words, decision)
         gate = json.loads((record / "check.json").read_text())
         self.assertEqual((gate["conclusion"], gate["corrupted"]["classes"]), ("clean", {}))
-        journal = [json.loads(line)["word"] for line in (record / "journal.jsonl").read_text().splitlines()]
+        journal = [line["word"] for line in change.journal(record)]
         self.assertEqual(journal, ["proposed", "checked", "backed_up", "stage", "staged", "proven", "flip",
                                    "flipped", "watched", "keep", "kept"])
         self.assert_page(record)
@@ -173,9 +112,8 @@ class Change(unittest.TestCase):
     def assert_slower_is_rolled_back(self, server):
         """Prompts in steps of 16 tokens take a third longer than in steps of 512: measured 24% less
         output, so that 2% less is beyond what noise hides."""
-        slow = GATES.replace("input = 8", "concurrency = [2]\ninput = 1024").replace(
-            "sessions = 96", "accept-inconclusive = true\nsessions = 4")
-        self.target(server, slow.replace("tolerance-percent = 90", "tolerance-percent = 2"))
+        self.target(server, change.gates(sessions=4, tokens=32, load=(1024, 4), tolerance=2,
+                                         concurrency=2, sure=False))
         before = self.settings.read_text()
         code, done, said = self.change("--set", "sched.chunked-prefill-size=16")
         self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
@@ -188,13 +126,13 @@ class Change(unittest.TestCase):
     def test_what_memory_does_not_hold_is_rolled_back(self):
         flags = ["--config", self.settings, "--generation-memory", "1MiB"]
         with servers.lockstep(*flags, name="change-memory") as server:
-            gates = GATES.replace("[gates]", "[gates]\nconcurrency = [1]")
+            gates = change.gates(sessions=96, tokens=32, concurrency=1)
             self.target(server, gates)
-            with Load(server) as load:
+            with load(server) as streams:
                 code, done, said = self.change("--set", "decode.graph-max-bs=96")
             self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
             self.assertIn("generations.memory is 1048576", done["reasons"][0])
-            self.assertEqual(load.failures, [])
+            self.assertEqual(streams.failures, [])
             self.assertEqual(self.settings.read_text(), SETTINGS)
             # Less would be free than has to stay: not even begun.
             self.target(server, f"{gates}[limits]\nreserve-bytes = {1 << 49}\n")

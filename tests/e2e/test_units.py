@@ -10,30 +10,12 @@ import time
 import unittest
 from pathlib import Path
 
-from harness import servers, systemd
+from harness import change, servers, systemd
 from harness.client import Client
 from harness.gateway import Gateway
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy/systemd/lockstep.service"
-GATES = """
-[gates]
-concurrency = [4]
-rounds = 1
-repeats = 1
-input = 8
-tokens = 4
-tolerance-percent = 99
-p99-factor-max = 1000
-[check]
-sessions = 24
-rounds = 1
-context = 16
-tokens = 24
-kinds = ["echo"]
-[watch]
-seconds = 0
-"""
 # At a limit of 16 it comes up as a process that never says that it is ready.
 PROGRAM = """#!/bin/sh
 [ "$2" = 16 ] && exec sleep 1000
@@ -80,9 +62,7 @@ class Unit(unittest.TestCase):
     def setUp(self):
         self.manager = systemd.UserManager().__enter__()
         self.addCleanup(self.manager.__exit__)
-        folder = tempfile.TemporaryDirectory(prefix="lockstep-unit-")
-        self.addCleanup(folder.cleanup)
-        self.dir = Path(folder.name)
+        self.dir = change.folder(self)
         self.port = servers.free_port()
         self.client = Client(self.port)
         program = self.dir / "program"
@@ -94,11 +74,8 @@ class Unit(unittest.TestCase):
         started = self.manager.ctl("start", "ours.service")
         self.assertEqual(started.returncode, 0, started.stderr)
 
-    def change(self, *arguments):
-        ran = subprocess.run([lockstep(), "change", *arguments, "--json"], cwd=self.dir,
-                             env=self.manager.env, capture_output=True, text=True, timeout=300, check=False)
-        self.assertTrue(ran.stdout, ran.stderr)
-        return ran.returncode, json.loads(ran.stdout), ran.stderr
+    def change(self, *arguments, yes=True):
+        return change.run(self.dir, *arguments, yes=yes, env=self.manager.env)
 
     def limit(self):
         return self.client.get("/server_info")["max_running_requests"]
@@ -108,13 +85,14 @@ class Unit(unittest.TestCase):
         self.client.post("/v1/completions", {"prompt": "Once", "max_tokens": 1})
         main, before = self.manager.show("ours.service", "MainPID"), self.unit.read_text()
         init = ["init", "--url", f"http://127.0.0.1:{self.port}", "--unit", "ours.service", "--user"]
-        code, done, said = self.change(*init)
+        code, done, said = self.change(*init, yes=False)
         self.assertEqual((code, done["launch"]), (0, "systemd"), said)
         target = self.dir / "targets/lockstep.toml"
         head = target.read_text().split("[ready]")[0]
-        target.write_text(f"{head}[ready]\nseconds = 10\n{GATES}")
+        gates = change.gates(sessions=24, tokens=24, tolerance=99, concurrency=4)
+        target.write_text(f"{head}[ready]\nseconds = 10\n{gates}")
 
-        code, done, said = self.change("--set", "sched.max-running-requests=8", "--yes")
+        code, done, said = self.change("--set", "sched.max-running-requests=8")
         self.assertEqual((code, done["state"]), (0, "kept"), (done, said))
         self.assertEqual(self.limit(), 8)
         self.assertEqual(self.unit.read_text(), before.replace("requests 4", "requests 8"))
@@ -124,7 +102,7 @@ class Unit(unittest.TestCase):
 
         # One that never becomes ready: systemd itself would wait for 15 minutes.
         kept = self.unit.read_text()
-        code, done, said = self.change("--set", "sched.max-running-requests=16", "--yes")
+        code, done, said = self.change("--set", "sched.max-running-requests=16")
         self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
         self.assertIn("was not ready after 10 s", str(done["reasons"]))
         self.assertEqual((self.unit.read_text(), self.limit()), (kept, 8))

@@ -1,11 +1,11 @@
 """What tests of `lockstep change` on llama.cpp's server share."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from harness import servers
 from harness.client import Refused
@@ -22,6 +22,13 @@ def end(port):
             os.kill(int(pid), signal.SIGKILL)
 
 
+def words(port):
+    """The command line of a server with slots, whose number is to follow."""
+    folder = Path(servers.need("LOCKSTEP_LLAMA_BIN", "the folder of llama.cpp's binaries"))
+    return [str(folder / "llama-server"), "-m", servers.model_path(), "--port", str(port),
+            "-c", "8192", "-t", "2", "-tb", "2", "--slots", "--parallel"]
+
+
 def start(test, argv, client):
     """The server of a test with a folder, ended with it. Waits until it is healthy."""
     with open(test.dir / "server.log", "ab") as log:
@@ -36,13 +43,3 @@ def start(test, argv, client):
         except (OSError, Refused):
             test.assertLess(time.perf_counter() - begun, 120, "llama-server does not come up")
             time.sleep(0.05)
-
-
-def change(folder, *arguments):
-    """`lockstep change`: its exit code, its JSON, what it said."""
-    argv = [servers.need("LOCKSTEP_BIN", "the lockstep binary"), "change", *arguments]
-    ran = subprocess.run([*argv, "--yes", "--json"], cwd=folder, env={**os.environ, **QUIET},
-                         capture_output=True, text=True, timeout=900, check=False)
-    if not ran.stdout:
-        raise AssertionError(ran.stderr)
-    return ran.returncode, json.loads(ran.stdout), ran.stderr

@@ -3,58 +3,30 @@ command. 4 slots become 16 and are kept; one slot is slower where 16 requests co
 change is rolled back, file and process."""
 
 import json
-import tempfile
 import unittest
 from pathlib import Path
 
-from harness import servers
+from harness import change, servers
 from harness.client import Client
 from peer import llama_change
 
-# Seconds of load: six answers prove little, and the states are what is shown.
-GATES = """
-[ready]
-seconds = 120
-log = "server.log"
-[gates]
-concurrency = [16]
-rounds = 1
-repeats = 1
-input = 8
-tokens = 8
-tolerance-percent = 5
-p99-factor-max = 100
-[check]
-sessions = 6
-rounds = 1
-context = 16
-tokens = 24
-accept-inconclusive = true
-kinds = ["echo"]
-[watch]
-seconds = 0
-"""
+GATES = '[ready]\nseconds = 120\nlog = "server.log"' + change.gates(
+    sessions=6, tokens=24, load=(8, 8), tolerance=5, p99=100, concurrency=16, sure=False)
+
 
 
 class Change(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="lockstep-change-")
-        self.addCleanup(folder.cleanup)
-        self.dir = Path(folder.name)
-        (self.dir / "targets").mkdir()
+        self.dir = change.folder(self)
         self.port = servers.free_port()
-        llama = Path(servers.need("LOCKSTEP_LLAMA_BIN", "the folder of llama.cpp's binaries"))
-        self.words = [
-            str(llama / "llama-server"), "-m", servers.model_path(), "--port", str(self.port),
-            "-c", "8192", "-t", "2", "-tb", "2", "--slots", "--parallel",
-        ]
+        self.words = llama_change.words(self.port)
         self.addCleanup(llama_change.end, self.port)
 
     def start(self, argv):
         return llama_change.start(self, argv, Client(self.port))
 
     def change(self, *arguments):
-        return llama_change.change(self.dir, "--target", "llama", *arguments)
+        return change.run(self.dir, "--target", "llama", *arguments, env=llama_change.QUIET)
 
     def slots(self):
         return Client(self.port).get("/props")["total_slots"]

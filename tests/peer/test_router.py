@@ -4,90 +4,28 @@ drained through the gateway, restarted with a single slot, put back, found to be
 again, restarted as it was, and put back. With LOCKSTEP_TEST_ROUTER=all both workers, one after the
 other, get 8 slots before that, and keep them."""
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 import unittest
-from pathlib import Path
 
-from harness import servers
+from harness import change, servers
 from harness.client import Client, Refused
+from harness.streams import Streams
 from peer import llama_change
 
 STREAMS = 2
 TOKENS = 24
 # Between a stream's answers: the gates measure beside them, on the same two cores.
 PAUSE_S = 0.5
-GATES = """
-[ready]
-seconds = 120
-[gates]
-concurrency = [4]
-rounds = 1
-repeats = 1
-input = 8
-tokens = 4
-tolerance-percent = 90
-p99-factor-max = 1000
-[check]
-sessions = 3
-rounds = 1
-context = 16
-tokens = 16
-accept-inconclusive = true
-kinds = ["echo"]
-[watch]
-seconds = 0
-"""
-
-
-class Streams:
-    """Clients of the gateway that ask again when an answer has ended. Use as a context manager."""
-
-    def __init__(self, client, model):
-        self.client, self.model = client, model
-        self.answers, self.failures = 0, []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(STREAMS)]
-
-    def _run(self, number):
-        body = {"model": self.model, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
-                "stream": True,
-                "messages": [{"role": "user", "content": f"Tell the story of house {number}."}]}
-        while not self._stop.is_set():
-            try:
-                events = [e for _, e in self.client.stream("/v1/chat/completions", body)]
-                ends = [c["finish_reason"] for e in events for c in e["choices"]]
-            except Exception as e:  # whatever it is, a client has noticed
-                self.failures.append(f"stream {number}: {e!r}")
-                time.sleep(0.2)
-                continue
-            if ends[-1:] != ["length"]:
-                self.failures.append(f"stream {number} ended with {ends[-3:]}")
-            self.answers += 1
-            self._stop.wait(PAUSE_S)
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+GATES = "[ready]\nseconds = 120" + change.gates(
+    sessions=3, tokens=16, concurrency=4, sure=False)
 
 
 class Routed(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="lockstep-routed-")
-        self.addCleanup(folder.cleanup)
-        self.dir = Path(folder.name)
-        (self.dir / "targets").mkdir()
+        self.dir = change.folder(self)
         self.ports = {}
         self.gateway = Client(servers.free_port())
         for name in "ab":
@@ -97,11 +35,8 @@ class Routed(unittest.TestCase):
     def worker(self, name):
         """A llama-server with four slots, its script and its target."""
         port = self.ports[name] = servers.free_port()
-        llama = Path(servers.need("LOCKSTEP_LLAMA_BIN", "the folder of llama.cpp's binaries"))
-        words = [llama / "llama-server", "-m", servers.model_path(), "--port", port, "-c", 8192,
-                 "-t", 2, "-tb", 2, "--slots"]
-        line = " ".join(f"'{w}'" for w in words)
-        (self.dir / f"{name}.sh").write_text(f"#!/bin/sh\nexec {line} --parallel 4\n")
+        line = " ".join(f"'{w}'" for w in llama_change.words(port))
+        (self.dir / f"{name}.sh").write_text(f"#!/bin/sh\nexec {line} 4\n")
         (self.dir / "targets" / f"{name}.toml").write_text(
             f'kind = "llama.cpp"\nurl = "http://127.0.0.1:{port}"\n'
             f'router = "http://127.0.0.1:{self.gateway.port}"\n[launch]\nmethod = "script"\n'
@@ -135,13 +70,12 @@ class Routed(unittest.TestCase):
         return sorted(w["url"] for w in all_workers if w["status"] == "ready" and w["is_healthy"])
 
     def change(self, *arguments):
-        return llama_change.change(self.dir, *arguments)
+        return change.run(self.dir, *arguments, env=llama_change.QUIET)
 
     def drained(self, record, times):
         """Out of rotation and idle before each restart."""
-        journal = (self.dir / record / "journal.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in journal]
-        found = [line["facts"]["idle"] for line in found if line["word"] == "drained"]
+        lines = change.journal(self.dir / record)
+        found = [line["facts"]["idle"] for line in lines if line["word"] == "drained"]
         self.assertEqual(found, [True] * times)
 
     def slots(self):
@@ -150,16 +84,19 @@ class Routed(unittest.TestCase):
     def test_a_worker_is_drained_changed_and_put_back_and_streams_never_notice(self):
         both = self.rotation()
         model = self.gateway.get("/v1/models")["data"][0]["id"]
-        with Streams(self.gateway, model) as streams:
+        stories = Streams(self.gateway, "/v1/chat/completions", lambda i: {
+            "model": model, "messages": [{"role": "user", "content": f"Tell the story of house {i}."}],
+        }, STREAMS, TOKENS, PAUSE_S, same=False)
+        with stories as streams:
             # Each change takes half a minute or more. What goes back is drained and put back twice.
             every = os.environ.get("LOCKSTEP_TEST_ROUTER") == "all"
             for name in "ab" if every else "":
-                before = streams.answers
+                before = len(streams.answers)
                 code, done, said = self.change("--target", name, "--set", "parallel=8")
                 self.assertEqual((code, done["state"]), (0, "kept"), (done, said))
                 self.drained(done["record"], 1)
                 self.assertEqual(self.rotation(), both)
-                self.assertGreater(streams.answers, before)
+                self.assertGreater(len(streams.answers), before)
             slots = self.slots()
             self.assertEqual(slots, [8, 8] if every else [4, 4])
             code, done, said = self.change("--target", "b", "--set", "parallel=1",
@@ -171,7 +108,7 @@ class Routed(unittest.TestCase):
         self.assertEqual(streams.failures, [])
         kept = "parallel 4 -> 8 kept on both, then " if every else "parallel "
         print(f"note: smg before two llama-servers: {kept}{slots[1]} -> 1 rolled back; "
-              f"{streams.answers} streamed answers beside it, none failed", flush=True)
+              f"{len(streams.answers)} streamed answers beside it, none failed", flush=True)
 
 
 if __name__ == "__main__":
