@@ -175,7 +175,7 @@ fn start(
         eos: &[],
         knobs: knobs(settings),
         device_facts,
-        progress: &mut |done, _| bar.set_position(done),
+        progress: Box::new(|done, _| bar.set_position(done)),
         tap: None,
         draft,
     };

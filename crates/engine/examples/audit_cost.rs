@@ -91,17 +91,8 @@ impl Engine {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"));
         let model = Model::new(Arc::new(checkpoint)).unwrap_or_else(|e| panic!("{e}"));
         let knobs = Knobs { running_max: 16, kv_bytes: 1 << 30, ..Knobs::default() };
-        let parts = EngineParts {
-            device: Box::new(CpuDevice::new(threads, "auto").unwrap_or_else(|e| panic!("{e}"))),
-            model,
-            eos: &[],
-            knobs,
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap: None,
-            draft: None,
-        };
+        let device = CpuDevice::new(threads, "auto").unwrap_or_else(|e| panic!("{e}"));
+        let parts = EngineParts::of(Box::new(device), model, knobs);
         let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
         Engine { handle: started.handle, steps, next: 0, begun: Instant::now(), threads }
     }

@@ -39,11 +39,28 @@ pub struct EngineParts<'a> {
     /// Facts about the device.
     pub device_facts: DeviceFacts,
     /// Told after each weight: how many of how many bytes have been loaded.
-    pub progress: &'a mut dyn FnMut(u64, u64),
+    pub progress: Box<dyn FnMut(u64, u64) + 'a>,
     /// Sees every row of logits; costs nothing where there is none.
     pub tap: Option<Box<dyn LogitTap>>,
     /// Makes of the model's plans what is to be proven; without one, they are packed as they are.
     pub draft: Option<Arc<dyn Draft>>,
+}
+
+impl EngineParts<'_> {
+    /// What an engine cannot be made without, and nobody who watches it.
+    pub fn of(device: Box<dyn Device>, model: Model, knobs: Knobs) -> EngineParts<'static> {
+        EngineParts {
+            device,
+            model,
+            eos: &[],
+            knobs,
+            model_facts: ModelFacts::default(),
+            device_facts: DeviceFacts::default(),
+            progress: Box::new(|_, _| {}),
+            tap: None,
+            draft: None,
+        }
+    }
 }
 
 /// Sizes that were chosen at start, for people.
@@ -121,7 +138,7 @@ fn assemble_with(
     let proven = std::thread::scope(|scope| {
         let proving = scope
             .spawn(|| prove_drafts(&model, backend.as_ref(), &shape, &keys, (draft.as_ref(), 1)));
-        load_weights(device.as_mut(), &model, &shape, parts.progress)?;
+        load_weights(device.as_mut(), &model, &shape, &mut parts.progress)?;
         proving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     for pool in &sub_pools {
@@ -225,7 +242,12 @@ fn with_pages(shape: PlanShape, knobs: &Knobs, page_bytes: u64) -> Result<PlanSh
     Ok(PlanShape { pages, ..shape })
 }
 
-fn load_weights(
+/// Packs every weight of a model on a device; `progress` is told after each of them how many of how
+/// many bytes that are.
+///
+/// # Errors
+/// A weight that the model's file lacks or that the device has no room for.
+pub fn load_weights(
     device: &mut dyn Device,
     model: &Model,
     shape: &PlanShape,

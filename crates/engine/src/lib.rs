@@ -38,7 +38,9 @@ mod yard;
 pub use blueprint::Blueprint;
 pub use clock::RealClock;
 pub use draft::{Draft, Packed};
-pub use engine::{EngineParts, Late, Started, assemble, plan_shape, start, start_with};
+pub use engine::{
+    EngineParts, Late, Started, assemble, load_weights, plan_shape, start, start_with,
+};
 pub use error::EngineError;
 pub use generation::{Bucket, Generation, Io, ProvenBucket, capture_all, ladder, prove_all};
 pub use handle::{Handle, Submission};

@@ -235,17 +235,6 @@ fn a_text_ends_at_a_stop_token_inside_a_run_of_drafts() {
 #[test]
 fn a_model_without_a_prediction_block_says_so() {
     let device = lockstep_device::CpuDevice::new(1, "auto").unwrap();
-    let parts = lockstep_engine::EngineParts {
-        device: Box::new(device),
-        model: common::model(&common::models::tiny("qwen3")),
-        eos: &[],
-        knobs: rig(1).knobs,
-        model_facts: Default::default(),
-        device_facts: Default::default(),
-        progress: &mut |_, _| {},
-        draft: None,
-        tap: None,
-    };
-    let refused = lockstep_engine::assemble(parts).map(drop).unwrap_err().to_string();
+    let refused = rig(1).refused(&common::models::tiny("qwen3"), Box::new(device)).to_string();
     assert!(refused.contains("no prediction block"), "{refused}");
 }

@@ -10,12 +10,11 @@ use lockstep_device::{CpuDevice, Device, DeviceError, ExecId, Mode};
 use lockstep_engine::{EngineError, LoopTurn, ProvenBucket, plan_shape, prove_all};
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{
-    AuditPart, BucketKey, Event, EventSink, Position, RequestId, SamplingParams, Seed, SlotId,
-    Token,
+    AuditPart, BucketKey, Event, EventSink, RequestId, SamplingParams, Seed, SlotId, Token,
 };
 use lockstep_model::PlanShape;
 use lockstep_plan::Proven;
-use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepLease, StepTables};
+use lockstep_pool::{OwnTables, Pool, PoolConfig, RowPlan, StepLease};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -199,33 +198,10 @@ impl Bench {
     /// A lease of one row in `bucket`; its tables are written to the device where it is the
     /// plan's own bucket.
     fn lease(&mut self, bucket: BucketKey) -> StepLease {
-        let n = bucket.tokens as usize;
-        let stride = self.shape.pages_per_seq_max() as usize;
-        let mut blocks = vec![0; n * stride];
-        let [mut write, mut positions, mut seqs, mut slots, mut rows, mut logit_slots] =
-            [(); 6].map(|()| vec![0; n]);
-        let mut tables = StepTables {
-            block_tables: &mut blocks,
-            write_slots: &mut write,
-            positions: &mut positions,
-            seq_of_token: &mut seqs,
-            slots: &mut slots,
-            logit_tokens: &mut rows,
-            logit_slots: &mut logit_slots,
-            first_tokens: None,
-            token_counts: None,
-            kv_lens: None,
-        };
-        let row = RowPlan {
-            request: RequestId(1),
-            slot: self.slot,
-            first_position: Position(self.next),
-            n_tokens: 1,
-            logits: Logits::Last,
-            samples: true,
-        };
+        let mut tables = OwnTables::new(bucket, self.shape.pages_per_seq_max());
+        let row = RowPlan::drawing(RequestId(1), self.slot, self.next, 1);
         self.next += 1;
-        self.pool.lease([row].into_iter(), bucket, &mut tables).unwrap()
+        self.pool.lease([row].into_iter(), bucket, &mut tables.view()).unwrap()
     }
 }
 

@@ -193,8 +193,8 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Logits, PoolConfig, RowPlan, StepTables, Until};
-    use lockstep_flow::{BucketKey, Position, RequestId, Token};
+    use crate::{OwnTables, PoolConfig, RowPlan, Until};
+    use lockstep_flow::{BucketKey, RequestId, Token};
 
     const BUCKET: BucketKey = BucketKey { tokens: 128, seqs: 2, logit_rows: 2 };
 
@@ -220,33 +220,11 @@ mod tests {
 
     /// Leases and completes one row of `n` tokens.
     fn step(pool: &mut Pool, slot: SlotId, request: u64, first: u32, n: u32) {
-        let (mut blocks, mut t, mut s, mut r) =
-            (vec![0; 8], [(); 3].map(|()| vec![0; 128]), vec![0; 2], [(); 2].map(|()| vec![0; 2]));
-        let [write_slots, positions, seq_of_token] = &mut t;
-        let [logit_tokens, logit_slots] = &mut r;
-        let mut tables = StepTables {
-            block_tables: &mut blocks,
-            write_slots,
-            positions,
-            seq_of_token,
-            slots: &mut s,
-            logit_tokens,
-            logit_slots,
-            first_tokens: None,
-            token_counts: None,
-            kv_lens: None,
-        };
+        let mut tables = OwnTables::new(BUCKET, 4);
         let request = RequestId(request);
         pool.extend(slot, request, first + n).unwrap();
-        let row = RowPlan {
-            request,
-            slot,
-            first_position: Position(first),
-            n_tokens: n,
-            logits: Logits::Last,
-            samples: true,
-        };
-        let lease = pool.lease([row].into_iter(), BUCKET, &mut tables).unwrap();
+        let row = RowPlan::drawing(request, slot, first, n);
+        let lease = pool.lease([row].into_iter(), BUCKET, &mut tables.view()).unwrap();
         pool.complete(lease).unwrap();
     }
 

@@ -2,7 +2,7 @@
 //! way to break it, and the check that must catch it.
 
 use crate::pool::Pool;
-use crate::{Logits, PageState, PoolConfig, PoolError, RowPlan, StepTables, SubPool, Until};
+use crate::{OwnTables, PageState, PoolConfig, PoolError, RowPlan, SubPool, Until};
 use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{BucketKey, PageId, Position, RequestId, SlotId, Token};
 
@@ -10,47 +10,9 @@ const A: RequestId = RequestId(11);
 const B: RequestId = RequestId(12);
 const STRIDE: usize = 4;
 
-struct Tables {
-    blocks: Vec<u32>,
-    t: [Vec<u32>; 3],
-    s: [Vec<u32>; 4],
-    r: [Vec<u32>; 2],
-}
-
-impl Tables {
-    fn of(bucket: BucketKey) -> Tables {
-        let of = |n: u32| vec![u32::MAX; n as usize];
-        let (t, s, r) = (bucket.tokens, bucket.seqs, bucket.logit_rows);
-        Tables {
-            blocks: of(s * STRIDE as u32),
-            t: [of(t), of(t), of(t)],
-            s: [of(s), of(s), of(s), of(s)],
-            r: [of(r), of(r)],
-        }
-    }
-
-    fn view(&mut self) -> StepTables<'_> {
-        let [write_slots, positions, seq_of_token] = &mut self.t;
-        let [slots, first_tokens, token_counts, kv_lens] = &mut self.s;
-        let [logit_tokens, logit_slots] = &mut self.r;
-        StepTables {
-            block_tables: &mut self.blocks,
-            write_slots,
-            positions,
-            seq_of_token,
-            slots,
-            logit_tokens,
-            logit_slots,
-            first_tokens: Some(first_tokens),
-            token_counts: Some(token_counts),
-            kv_lens: Some(kv_lens),
-        }
-    }
-
-    fn untouched(&self) -> bool {
-        let all = self.t.iter().chain(&self.s).chain(&self.r).chain([&self.blocks]);
-        all.flatten().all(|x| *x == u32::MAX)
-    }
+/// Tables that hold garbage, as buffers do that the step before has used.
+fn garbage(bucket: BucketKey) -> OwnTables {
+    OwnTables::filled(bucket, STRIDE as u32, u32::MAX)
 }
 
 const BUCKET: BucketKey = BucketKey { tokens: 64, seqs: 3, logit_rows: 3 };
@@ -76,8 +38,7 @@ fn pool() -> Pool {
 }
 
 fn row(request: RequestId, slot: SlotId, first: u32, n_tokens: u32) -> RowPlan {
-    let first_position = Position(first);
-    RowPlan { request, slot, first_position, n_tokens, logits: Logits::Last, samples: true }
+    RowPlan::drawing(request, slot, first, n_tokens)
 }
 
 /// Two sequences with 40 and 10 tokens' room.
@@ -92,9 +53,9 @@ fn two() -> (Pool, SlotId, SlotId) {
 
 /// Leases `rows` and expects a refusal that has written and changed nothing.
 fn refused(pool: &mut Pool, rows: &[RowPlan]) -> PoolError {
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let e = pool.lease(rows.iter().copied(), BUCKET, &mut tables.view()).unwrap_err();
-    assert!(tables.untouched(), "a refused lease wrote into the tables: {e}");
+    assert!(tables == garbage(BUCKET), "a refused lease wrote into the tables: {e}");
     assert_eq!(pool.steps_in_flight(), 0);
     e
 }
@@ -107,21 +68,21 @@ fn words(pool: &Pool) -> String {
 fn a_good_step_is_signed_and_its_tables_are_the_documented_ones() {
     let (mut pool, a, b) = two();
     let rows = [row(A, a, 0, 40), row(B, b, 0, 2)];
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let lease = pool.lease(rows.iter().copied(), BUCKET, &mut tables.view()).unwrap();
     assert_eq!(lease.live(), BucketKey { tokens: 42, seqs: 2, logit_rows: 2 });
-    assert_eq!(tables.blocks, [1, 2, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(tables.t[0][..3], [32, 33, 34]);
-    assert_eq!(tables.t[0][31..34], [63, 64, 65]);
-    assert_eq!(tables.t[0][40..44], [96, 97, 0, 1]);
-    assert_eq!(tables.t[1][38..44], [38, 39, 0, 1, 0, 0]);
-    assert_eq!(tables.t[2][39..44], [0, 1, 1, 2, 2]);
-    assert_eq!(tables.s[0], [a.0, b.0, 0]);
-    assert_eq!(tables.s[1], [0, 40, 42]);
-    assert_eq!(tables.s[2], [40, 2, 22]);
-    assert_eq!(tables.s[3], [40, 2, 1]);
-    assert_eq!(tables.r[0], [39, 41, 63]);
-    assert_eq!(tables.r[1], [a.0, b.0, 0]);
+    assert_eq!(tables.block_tables, [1, 2, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(tables.write_slots[..3], [32, 33, 34]);
+    assert_eq!(tables.write_slots[31..34], [63, 64, 65]);
+    assert_eq!(tables.write_slots[40..44], [96, 97, 0, 1]);
+    assert_eq!(tables.positions[38..44], [38, 39, 0, 1, 0, 0]);
+    assert_eq!(tables.seq_of_token[39..44], [0, 1, 1, 2, 2]);
+    assert_eq!(tables.slots, [a.0, b.0, 0]);
+    assert_eq!(tables.first_tokens, [0, 40, 42]);
+    assert_eq!(tables.token_counts, [40, 2, 22]);
+    assert_eq!(tables.kv_lens, [40, 2, 1]);
+    assert_eq!(tables.logit_tokens, [39, 41, 63]);
+    assert_eq!(tables.logit_slots, [a.0, b.0, 0]);
     pool.verify_tables(&lease, rows.iter().copied(), &mut tables.view()).unwrap();
     assert_eq!(pool.audit().violation, None);
     pool.complete(lease).unwrap();
@@ -173,11 +134,11 @@ fn a_page_freed_early_is_seen_by_lease_and_audit() {
 #[test]
 fn a_stale_or_altered_table_is_told_from_the_leased_one() {
     let (mut pool, a, b) = two();
-    let mut old = Tables::of(BUCKET);
+    let mut old = garbage(BUCKET);
     let lease = pool.lease([row(A, a, 0, 31)].into_iter(), BUCKET, &mut old.view()).unwrap();
     pool.complete(lease).unwrap();
     let rows = [row(A, a, 31, 2), row(B, b, 0, 5)];
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let lease = pool.lease(rows.iter().copied(), BUCKET, &mut tables.view()).unwrap();
     let e = pool.verify_tables(&lease, rows.iter().copied(), &mut old.view()).unwrap_err();
     assert!(matches!(e, PoolError::TableEntry { .. }), "{e}");
@@ -195,12 +156,18 @@ fn a_stale_or_altered_table_is_told_from_the_leased_one() {
     pool.complete(lease).unwrap();
 }
 
-fn slice(tables: &mut Tables, i: usize) -> &mut [u32] {
+fn slice(tables: &mut OwnTables, i: usize) -> &mut [u32] {
     match i {
-        0 => &mut tables.blocks,
-        1..=3 => &mut tables.t[i - 1],
-        4..=7 => &mut tables.s[i - 4],
-        _ => &mut tables.r[i - 8],
+        0 => &mut tables.block_tables,
+        1 => &mut tables.write_slots,
+        2 => &mut tables.positions,
+        3 => &mut tables.seq_of_token,
+        4 => &mut tables.slots,
+        5 => &mut tables.first_tokens,
+        6 => &mut tables.token_counts,
+        7 => &mut tables.kv_lens,
+        8 => &mut tables.logit_tokens,
+        _ => &mut tables.logit_slots,
     }
 }
 
@@ -229,7 +196,7 @@ fn rows_that_go_back_leave_gaps_or_run_over_are_refused() {
 fn a_write_into_a_shared_page_is_refused() {
     let (mut pool, a, _) = two();
     let tokens: Vec<Token> = (0..40).map(Token).collect();
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let lease = pool.lease([row(A, a, 0, 40)].into_iter(), BUCKET, &mut tables.view()).unwrap();
     pool.complete(lease).unwrap();
     pool.publish(a, A, &tokens, None).unwrap();
@@ -250,7 +217,7 @@ fn a_write_into_a_shared_page_is_refused() {
 fn tables_of_the_live_size_are_refused() {
     let (mut pool, a, _) = two();
     let live = BucketKey { tokens: 2, seqs: 1, logit_rows: 1 };
-    let mut tables = Tables::of(live);
+    let mut tables = garbage(live);
     let e = pool.lease([row(A, a, 0, 2)].into_iter(), BUCKET, &mut tables.view()).unwrap_err();
     let table = "block_tables";
     assert_eq!(e, PoolError::TableShape { table, expected: 3 * STRIDE, found: STRIDE });
@@ -259,7 +226,7 @@ fn tables_of_the_live_size_are_refused() {
 #[test]
 fn pages_come_free_after_the_last_lease_that_could_touch_them_and_not_before() {
     let (mut pool, a, b) = two();
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let first = pool.lease([row(A, a, 0, 40)].into_iter(), BUCKET, &mut tables.view()).unwrap();
     let rows = [row(A, a, 40, 1), row(B, b, 0, 1)];
     let second = pool.lease(rows.into_iter(), BUCKET, &mut tables.view()).unwrap();
@@ -284,7 +251,7 @@ fn pages_come_free_after_the_last_lease_that_could_touch_them_and_not_before() {
 fn a_lease_of_another_pool_is_given_back() {
     let (mut pool, a, _) = two();
     let mut other = Pool::new(PoolConfig { id: 2, ..config() }).unwrap();
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let lease = pool.lease([row(A, a, 0, 1)].into_iter(), BUCKET, &mut tables.view()).unwrap();
     let (lease, e) = other.complete(lease).unwrap_err();
     assert_eq!(e, PoolError::WrongLease { expected: 1, found: 1 });
@@ -295,7 +262,7 @@ fn a_lease_of_another_pool_is_given_back() {
 fn what_an_abandoned_step_wrote_never_gets_into_the_index() {
     let (mut pool, a, _) = two();
     let tokens: Vec<Token> = (0..64).map(Token).collect();
-    let mut tables = Tables::of(BUCKET);
+    let mut tables = garbage(BUCKET);
     let first = pool.lease([row(A, a, 0, 20)].into_iter(), BUCKET, &mut tables.view()).unwrap();
     let second = pool.lease([row(A, a, 20, 44)].into_iter(), BUCKET, &mut tables.view()).unwrap();
     pool.abandon(first).unwrap();

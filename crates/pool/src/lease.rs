@@ -38,6 +38,12 @@ pub struct RowPlan {
 }
 
 impl RowPlan {
+    /// The next `n_tokens` of a sequence from position `first` on, and a token drawn from the last.
+    pub const fn drawing(request: RequestId, slot: SlotId, first: u32, n_tokens: u32) -> RowPlan {
+        let first_position = Position(first);
+        RowPlan { request, slot, first_position, n_tokens, logits: Logits::Last, samples: true }
+    }
+
     /// Logit rows that this row takes.
     pub const fn logit_rows(&self) -> u32 {
         match self.logits {

@@ -31,6 +31,7 @@ mod index;
 mod lab;
 mod lease;
 mod lru;
+mod own_tables;
 mod pool;
 mod state;
 mod tables;
@@ -44,6 +45,7 @@ pub use index::SnapshotId;
 #[cfg(feature = "lab")]
 pub use lab::BookFault;
 pub use lease::{Logits, RowPlan, StepLease};
+pub use own_tables::OwnTables;
 pub use pool::{Begun, Pool, PoolCounters};
 pub use state::{PageState, PageStates, TransferId, Until};
 pub use tables::StepTables;

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, Position, RequestId, SlotId, Token};
-use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, SnapshotId, StepTables};
+use lockstep_flow::{BucketKey, RequestId, SlotId, Token};
+use lockstep_pool::{OwnTables, Pool, PoolConfig, RowPlan, SnapshotId};
 use proptest::prelude::*;
 
 const STRIDE: u32 = 6;
@@ -28,32 +28,9 @@ fn compute(pool: &mut Pool, slot: SlotId, request: RequestId, from: u32, to: u32
         return;
     }
     let bucket = BucketKey { tokens: to - from, seqs: 1, logit_rows: 1 };
-    let n = bucket.tokens as usize;
-    let (mut blocks, mut t) = (vec![0; STRIDE as usize], vec![vec![0; n]; 3]);
-    let mut one = [[0u32]; 3];
-    let [write_slots, positions, seq_of_token] = &mut t[..] else { unreachable!() };
-    let [slots, logit_tokens, logit_slots] = &mut one;
-    let mut tables = StepTables {
-        block_tables: &mut blocks,
-        write_slots,
-        positions,
-        seq_of_token,
-        slots,
-        logit_tokens,
-        logit_slots,
-        first_tokens: None,
-        token_counts: None,
-        kv_lens: None,
-    };
-    let row = RowPlan {
-        request,
-        slot,
-        first_position: Position(from),
-        n_tokens: to - from,
-        logits: Logits::Last,
-        samples: true,
-    };
-    let lease = pool.lease([row].into_iter(), bucket, &mut tables).unwrap();
+    let mut tables = OwnTables::new(bucket, STRIDE);
+    let row = RowPlan::drawing(request, slot, from, to - from);
+    let lease = pool.lease([row].into_iter(), bucket, &mut tables.view()).unwrap();
     pool.complete(lease).unwrap();
 }
 

@@ -484,17 +484,10 @@ fn a_canary_step_goes_between_two_steps_and_leaves_nothing() {
     let canary = RequestId(u64::MAX);
     let slot = host.sched.pool_mut().begin(canary, 0, &[]).unwrap().slot;
     host.sched.pool_mut().extend(slot, canary, 40).unwrap();
-    let row = |first, n_tokens| lockstep_sched::RowPlan {
-        request: canary,
-        slot,
-        first_position: lockstep_flow::Position(first),
-        n_tokens,
-        logits: Logits::Last,
-        samples: true,
-    };
+    let row = lockstep_sched::RowPlan::drawing(canary, slot, 0, 33);
     // Twice the same positions, over the end of a page: nothing that a canary wrote closes one.
     for _ in 0..2 {
-        host.canary(&[row(0, 33)]);
+        host.canary(&[row]);
         host.sched.pool_mut().rewind(slot, canary, 0).unwrap();
     }
     host.step(|_| Token(1));

@@ -2,8 +2,8 @@
 
 use crate::rng::Rng;
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, PageId, Position, RequestId, SlotId};
-use lockstep_pool::{BookFault, Logits, Pool, PoolConfig, PoolError, RowPlan, StepTables, SubPool};
+use lockstep_flow::{BucketKey, PageId, RequestId, SlotId};
+use lockstep_pool::{BookFault, OwnTables, Pool, PoolConfig, PoolError, RowPlan, SubPool};
 
 /// What is falsified.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -125,34 +125,9 @@ fn step(pool: &mut Pool, seqs: &mut [Sequence]) -> Result<(), PoolError> {
     for s in seqs.iter() {
         pool.extend(s.slot, s.request, s.tokens + 1)?;
     }
-    let rows: Vec<RowPlan> = seqs
-        .iter()
-        .map(|s| RowPlan {
-            request: s.request,
-            slot: s.slot,
-            first_position: Position(s.tokens),
-            n_tokens: 1,
-            logits: Logits::Last,
-            samples: true,
-        })
-        .collect();
-    let (t, s, r) = (BUCKET.tokens as usize, BUCKET.seqs as usize, BUCKET.logit_rows as usize);
-    let mut blocks = vec![0; s * STRIDE as usize];
-    let [mut write, mut positions, mut seq] = [vec![0; t], vec![0; t], vec![0; t]];
-    let (mut slots, mut logit_tokens, mut logit_slots) = (vec![0; s], vec![0; r], vec![0; r]);
-    let mut tables = StepTables {
-        block_tables: &mut blocks,
-        write_slots: &mut write,
-        positions: &mut positions,
-        seq_of_token: &mut seq,
-        slots: &mut slots,
-        logit_tokens: &mut logit_tokens,
-        logit_slots: &mut logit_slots,
-        first_tokens: None,
-        token_counts: None,
-        kv_lens: None,
-    };
-    let lease = pool.lease(rows.iter().copied(), BUCKET, &mut tables)?;
+    let rows = seqs.iter().map(|s| RowPlan::drawing(s.request, s.slot, s.tokens, 1));
+    let mut tables = OwnTables::new(BUCKET, STRIDE);
+    let lease = pool.lease(rows, BUCKET, &mut tables.view())?;
     pool.complete(lease).map_err(|(_, e)| e)?;
     seqs.iter_mut().for_each(|s| s.tokens += 1);
     Ok(())

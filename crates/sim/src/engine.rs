@@ -14,17 +14,7 @@ pub fn assembled(
     model: Model,
     knobs: Knobs,
 ) -> Result<(Handle, StepLoop), SceneError> {
-    let parts = EngineParts {
-        device: Box::new(device),
-        model,
-        eos: &[],
-        knobs,
-        model_facts: Default::default(),
-        device_facts: Default::default(),
-        progress: &mut |_, _| {},
-        tap: None,
-        draft: None,
-    };
+    let parts = EngineParts::of(Box::new(device), model, knobs);
     let (started, steps) = assemble(parts).map_err(SceneError::Engine)?;
     Ok((started.handle, steps))
 }

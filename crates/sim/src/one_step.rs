@@ -9,14 +9,13 @@ use lockstep_device::cpu::CpuBackend;
 use lockstep_device::lab::{HostLane, LabDevice, Raw};
 use lockstep_device::sample::SampleParams;
 use lockstep_device::{CpuDevice, Device, DeviceError, ExecId};
+use lockstep_engine::load_weights;
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, Position, RequestId, Token};
-use lockstep_model::{Model, ModelError, PlanShape};
+use lockstep_flow::{BucketKey, RequestId, Token};
+use lockstep_model::{Model, PlanShape};
 use lockstep_plan::explore::{Extension, Poison};
-use lockstep_plan::{
-    Buffer, BufferId, BufferKind, IndexDtype, KvDtype, LIVE_COUNTS, StepPlan, WeightData,
-};
-use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepLease, StepTables};
+use lockstep_plan::{Buffer, BufferId, BufferKind, IndexDtype, KvDtype, LIVE_COUNTS, StepPlan};
+use lockstep_pool::{OwnTables, Pool, PoolConfig, RowPlan, StepLease};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -46,24 +45,6 @@ impl HostLane for Inputs {
 /// Logits, results and state after a step.
 type Seen = Vec<Vec<u8>>;
 
-/// Of the two rooms that loading goes through.
-enum LoadError {
-    Model(ModelError),
-    Device(DeviceError),
-}
-
-impl From<ModelError> for LoadError {
-    fn from(e: ModelError) -> LoadError {
-        LoadError::Model(e)
-    }
-}
-
-impl From<DeviceError> for LoadError {
-    fn from(e: DeviceError) -> LoadError {
-        LoadError::Device(e)
-    }
-}
-
 impl OneStep {
     /// The step that prefills `ids`, its plan on up to `lanes` device lanes.
     ///
@@ -84,13 +65,8 @@ impl OneStep {
         };
         let plan = model.plan(&CpuBackend, &shape, key).map_err(SceneError::Model)?;
         let mut lab = LabDevice::new(CpuDevice::new(2, "auto").map_err(SceneError::Device)?);
-        let load = |name: &str, data: WeightData<'_>, _| {
-            lab.device_mut().load_weight(name, data).map_err(LoadError::from)
-        };
-        model.load(&shape, load).map_err(|e| match e {
-            LoadError::Model(e) => SceneError::Model(e),
-            LoadError::Device(e) => SceneError::Device(e),
-        })?;
+        load_weights(lab.device_mut(), model, &shape, &mut |_, _| {})
+            .map_err(SceneError::Engine)?;
         for b in plan.buffers.iter().filter(|b| matches!(b.kind, BufferKind::State(_))) {
             lab.device_mut().bind_state(&b.name, b.bytes).map_err(SceneError::Device)?;
         }
@@ -223,31 +199,9 @@ fn tables(
     let request = RequestId(1);
     let begun = pool.begin(request, 0, &[]).expect("the pool is empty");
     pool.extend(begun.slot, request, n as u32).expect("the pool is as large as the sequence");
-    let (mut write_slots, mut positions) = (vec![0u32; n], vec![0u32; n]);
-    let mut seq_of_token = vec![0u32; n];
-    let mut blocks = vec![0u32; shape.pages_per_seq_max() as usize];
-    let (mut slots, mut logit_tokens, mut logit_slots) = ([0u32], [0u32], [0u32]);
-    let row = RowPlan {
-        request,
-        slot: begun.slot,
-        first_position: Position(0),
-        n_tokens: n as u32,
-        logits: Logits::Last,
-        samples: true,
-    };
-    let mut tables = StepTables {
-        block_tables: &mut blocks,
-        write_slots: &mut write_slots,
-        positions: &mut positions,
-        seq_of_token: &mut seq_of_token,
-        slots: &mut slots,
-        logit_tokens: &mut logit_tokens,
-        logit_slots: &mut logit_slots,
-        first_tokens: None,
-        token_counts: None,
-        kv_lens: None,
-    };
-    let lease = pool.lease(core::iter::once(row), key, &mut tables);
+    let row = RowPlan::drawing(request, begun.slot, 0, n as u32);
+    let mut own = OwnTables::new(key, shape.pages_per_seq_max());
+    let lease = pool.lease(core::iter::once(row), key, &mut own.view());
     let lease = lease.expect("one sequence with its pages");
     let tokens: Vec<u32> = ids.iter().map(|t| t.0).collect();
     let live = [n as u32, 1, 1];
@@ -255,13 +209,13 @@ fn tables(
     let words: [(&str, &[u32]); 9] = [
         (LIVE_COUNTS, &live),
         ("token_source", &tokens),
-        ("block_table", &blocks),
-        ("write_slots", &write_slots),
-        ("positions", &positions),
-        ("token_seq", &seq_of_token),
-        ("seq_slots", &slots),
-        ("logit_rows", &logit_tokens),
-        ("logit_slots", &logit_slots),
+        ("block_table", &own.block_tables),
+        ("write_slots", &own.write_slots),
+        ("positions", &own.positions),
+        ("token_seq", &own.seq_of_token),
+        ("seq_slots", &own.slots),
+        ("logit_rows", &own.logit_tokens),
+        ("logit_slots", &own.logit_slots),
     ];
     let bytes = |(name, words): (&str, &[u32])| {
         (name.to_string(), bytemuck::cast_slice::<u32, u8>(words).to_vec())

@@ -23,16 +23,10 @@ fn engine(fault: PlanFault) -> Handle {
         context_tokens: 256,
         ..Knobs::default()
     };
+    let device = CpuDevice::new(1, "auto").unwrap();
     let parts = EngineParts {
-        device: Box::new(CpuDevice::new(1, "auto").unwrap()),
-        model: tiny_model().unwrap(),
-        eos: &[],
-        knobs,
-        model_facts: Default::default(),
-        device_facts: Default::default(),
-        progress: &mut |_, _| {},
-        tap: None,
         draft: Some(Arc::new(FaultyDraft { fault, seed: 3 })),
+        ..EngineParts::of(Box::new(device), tiny_model().unwrap(), knobs)
     };
     start(parts).unwrap_or_else(|e| panic!("{fault:?}: {e}")).handle
 }

@@ -169,17 +169,7 @@ impl Bed {
             Keep::Rows => Some(Box::new(Keeper(rows.clone()))),
             Keep::Digests => Some(Box::new(Digester(digests.clone()))),
         };
-        let parts = EngineParts {
-            device,
-            model,
-            eos: &[],
-            knobs,
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap,
-            draft,
-        };
+        let parts = EngineParts { tap, draft, ..EngineParts::of(device, model, knobs) };
         let (started, steps) = assemble(parts)?;
         Ok(Bed { handle: started.handle, steps, rows, digests, next: 0, turns_ms: Vec::new() })
     }

@@ -80,17 +80,7 @@ impl Bench {
             audit_rate: 0,
             ..Knobs::default()
         };
-        let parts = EngineParts {
-            device: Box::new(device),
-            model,
-            eos: &[],
-            knobs,
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap: None,
-            draft: None,
-        };
+        let parts = EngineParts::of(Box::new(device), model, knobs);
         let (started, steps) = assemble(parts).unwrap_or_else(|e| panic!("{e}"));
         let prompts = sessions(folder).into_iter().filter(|s| s.ids.len() >= PROMPT);
         let prompts = prompts.map(|s| s.ids[..PROMPT].to_vec()).collect();

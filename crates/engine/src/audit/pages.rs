@@ -315,8 +315,8 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_flow::{BucketKey, Position, RequestId, Token};
-    use lockstep_pool::{Logits, PoolConfig, RowPlan, StepTables};
+    use lockstep_flow::{BucketKey, RequestId, Token};
+    use lockstep_pool::{OwnTables, PoolConfig, RowPlan};
 
     const PAGES: u32 = 10;
     const AGE: Micros = Micros::from_millis(30_000);
@@ -341,30 +341,10 @@ mod tests {
         let request = RequestId(1);
         let slot = pool.begin(request, 0, &[]).unwrap().slot;
         pool.extend(slot, request, tokens).unwrap();
-        let plan = RowPlan {
-            request,
-            slot,
-            first_position: Position(0),
-            n_tokens: tokens,
-            logits: Logits::Last,
-            samples: true,
-        };
-        let [mut write_slots, mut positions, mut seq_of_token] =
-            [(); 3].map(|()| vec![0; tokens as usize]);
-        let tables = &mut StepTables {
-            block_tables: &mut vec![0; stride as usize],
-            write_slots: &mut write_slots,
-            positions: &mut positions,
-            seq_of_token: &mut seq_of_token,
-            slots: &mut [0],
-            logit_tokens: &mut [0],
-            logit_slots: &mut [0],
-            first_tokens: None,
-            token_counts: None,
-            kv_lens: None,
-        };
+        let plan = RowPlan::drawing(request, slot, 0, tokens);
         let bucket = BucketKey { tokens, seqs: 1, logit_rows: 1 };
-        let lease = pool.lease([plan].into_iter(), bucket, tables).unwrap();
+        let mut tables = OwnTables::new(bucket, stride);
+        let lease = pool.lease([plan].into_iter(), bucket, &mut tables.view()).unwrap();
         pool.complete(lease).unwrap();
         for page in pool.closed_pages().to_vec() {
             pool.keep_digest(PageId(page), &[7], Micros(1));

@@ -95,17 +95,8 @@ impl Rig {
         tap: Option<Box<dyn LogitTap>>,
         use_them: impl FnOnce(EngineParts<'_>) -> T,
     ) -> T {
-        use_them(EngineParts {
-            device,
-            model: model(path),
-            eos: &[],
-            knobs: self.knobs.clone(),
-            model_facts: Default::default(),
-            device_facts: Default::default(),
-            progress: &mut |_, _| {},
-            tap,
-            draft: None,
-        })
+        let parts = EngineParts::of(device, model(path), self.knobs.clone());
+        use_them(EngineParts { tap, ..parts })
     }
 }
 

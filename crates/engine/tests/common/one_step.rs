@@ -2,13 +2,13 @@
 
 use super::reference::Golden;
 use lockstep_device::cpu::CpuBackend;
-use lockstep_device::{CpuDevice, Device, DeviceError, ExecId, Mode};
-use lockstep_engine::prove_all;
+use lockstep_device::{CpuDevice, Device, ExecId, Mode};
+use lockstep_engine::{load_weights, prove_all};
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, Position, RequestId};
-use lockstep_model::{ModelError, PlanShape};
-use lockstep_plan::{BufferKind, IndexDtype, KvDtype, Proven, WeightData};
-use lockstep_pool::{Logits, Pool, PoolConfig, RowPlan, StepLease, StepTables};
+use lockstep_flow::{BucketKey, RequestId};
+use lockstep_model::PlanShape;
+use lockstep_plan::{BufferKind, IndexDtype, KvDtype, Proven};
+use lockstep_pool::{OwnTables, Pool, PoolConfig, RowPlan, StepLease};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -71,10 +71,7 @@ impl OneStep {
         };
         let proven = prove_all(&model, &CpuBackend, &shape, &[(key, Mode::Captured)]).unwrap();
         let proven = proven[0].proven.clone();
-        let load = |name: &str, data: WeightData<'_>, _| {
-            device.load_weight(name, data).map_err(LoadError::from)
-        };
-        model.load(&shape, load).unwrap();
+        load_weights(&mut device, &model, &shape, &mut |_, _| {}).unwrap();
         let plan = proven.plan();
         for buffer in &plan.buffers {
             if matches!(buffer.kind, BufferKind::State(_)) {
@@ -143,14 +140,7 @@ impl OneStep {
         let request = RequestId(1);
         let begun = self.pool.begin(request, 0, &[]).unwrap();
         self.pool.extend(begun.slot, request, ids.len() as u32).unwrap();
-        let row = RowPlan {
-            request,
-            slot: begun.slot,
-            first_position: Position(0),
-            n_tokens: ids.len() as u32,
-            logits: Logits::Last,
-            samples: true,
-        };
+        let row = RowPlan::drawing(request, begun.slot, 0, ids.len() as u32);
         let lease = self.step(&[row], ids, 1, visit);
         self.pool.abandon(lease).unwrap();
         self.pool.release(begun.slot, request).unwrap();
@@ -166,41 +156,25 @@ impl OneStep {
         mut visit: impl FnMut(&OneStep, &str) -> bool,
     ) -> StepLease {
         let key = self.key;
-        let of = |n: u32| vec![0u32; n as usize];
-        let mut blocks = of(key.seqs * self.pages_per_seq);
-        let (mut write_slots, mut positions) = (of(key.tokens), of(key.tokens));
-        let (mut seq_of_token, mut slots) = (of(key.tokens), of(key.seqs));
-        let (mut logit_tokens, mut logit_slots) = (of(key.logit_rows), of(key.logit_rows));
-        let mut tables = StepTables {
-            block_tables: &mut blocks,
-            write_slots: &mut write_slots,
-            positions: &mut positions,
-            seq_of_token: &mut seq_of_token,
-            slots: &mut slots,
-            logit_tokens: &mut logit_tokens,
-            logit_slots: &mut logit_slots,
-            first_tokens: None,
-            token_counts: None,
-            kv_lens: None,
-        };
-        let lease = self.pool.lease(rows.iter().copied(), key, &mut tables).unwrap();
+        let mut tables = OwnTables::new(key, self.pages_per_seq);
+        let lease = self.pool.lease(rows.iter().copied(), key, &mut tables.view()).unwrap();
         self.input("token_source")[..ids.len()].copy_from_slice(ids);
         let live = [ids.len() as u32, rows.len() as u32, logit_rows];
         self.input("live_counts").copy_from_slice(&live);
         for (name, values) in [
-            ("block_table", &blocks),
-            ("write_slots", &write_slots),
-            ("positions", &positions),
-            ("token_seq", &seq_of_token),
-            ("seq_slots", &slots),
-            ("logit_rows", &logit_tokens),
-            ("logit_slots", &logit_slots),
+            ("block_table", &tables.block_tables),
+            ("write_slots", &tables.write_slots),
+            ("positions", &tables.positions),
+            ("token_seq", &tables.seq_of_token),
+            ("seq_slots", &tables.slots),
+            ("logit_rows", &tables.logit_tokens),
+            ("logit_slots", &tables.logit_slots),
         ] {
             self.input(name).copy_from_slice(values);
         }
         let proven = self.proven.clone();
         let plan = proven.plan();
-        self.blocks = blocks;
+        self.blocks = tables.block_tables;
         for op in plan.op_ids() {
             self.device.replay_op(self.exec, &lease, op).unwrap();
             if !visit(self, &plan.op(op).name) {
@@ -208,25 +182,5 @@ impl OneStep {
             }
         }
         lease
-    }
-}
-
-/// Of the two rooms that loading goes through.
-#[derive(Debug)]
-#[allow(dead_code)]
-enum LoadError {
-    Model(ModelError),
-    Device(DeviceError),
-}
-
-impl From<ModelError> for LoadError {
-    fn from(e: ModelError) -> LoadError {
-        LoadError::Model(e)
-    }
-}
-
-impl From<DeviceError> for LoadError {
-    fn from(e: DeviceError) -> LoadError {
-        LoadError::Device(e)
     }
 }

@@ -5,7 +5,7 @@ use lockstep_flow::limits::PAGE_TOKENS;
 use lockstep_flow::{
     BucketKey, Micros, Refusal, Request, RequestId, SamplingParams, Ticket, Token,
 };
-use lockstep_pool::{Pool, PoolConfig, StepLease, StepTables};
+use lockstep_pool::{OwnTables, Pool, PoolConfig, StepLease};
 use lockstep_sched::{
     Batch, Ladder, Outcome, SchedConfig, Scheduler, SeqRow, Update, standard_buckets,
 };
@@ -30,55 +30,10 @@ pub fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
     }
 }
 
-/// Input buffers for the widest step.
-pub struct Buffers {
-    blocks: Vec<u32>,
-    t: [Vec<u32>; 3],
-    s: [Vec<u32>; 4],
-    r: [Vec<u32>; 2],
-    stride: usize,
-}
-
-impl Buffers {
-    pub fn new(buckets: &[BucketKey], stride: u32) -> Buffers {
-        let max = |f: fn(&BucketKey) -> u32| buckets.iter().map(f).max().unwrap() as usize;
-        let (t, s, r) = (max(|b| b.tokens), max(|b| b.seqs), max(|b| b.logit_rows));
-        let of = |n| vec![0; n];
-        let stride = stride as usize;
-        Buffers {
-            blocks: of(s * stride),
-            t: [of(t), of(t), of(t)],
-            s: [of(s), of(s), of(s), of(s)],
-            r: [of(r), of(r)],
-            stride,
-        }
-    }
-
-    pub fn view(&mut self, bucket: BucketKey) -> StepTables<'_> {
-        let (nt, ns, nr) =
-            (bucket.tokens as usize, bucket.seqs as usize, bucket.logit_rows as usize);
-        let [write_slots, positions, seq_of_token] = &mut self.t;
-        let [slots, first_tokens, token_counts, kv_lens] = &mut self.s;
-        let [logit_tokens, logit_slots] = &mut self.r;
-        StepTables {
-            block_tables: &mut self.blocks[..ns * self.stride],
-            write_slots: &mut write_slots[..nt],
-            positions: &mut positions[..nt],
-            seq_of_token: &mut seq_of_token[..nt],
-            slots: &mut slots[..ns],
-            logit_tokens: &mut logit_tokens[..nr],
-            logit_slots: &mut logit_slots[..nr],
-            first_tokens: Some(&mut first_tokens[..ns]),
-            token_counts: Some(&mut token_counts[..ns]),
-            kv_lens: Some(&mut kv_lens[..ns]),
-        }
-    }
-}
-
 pub struct Host {
     pub sched: Scheduler,
     pub now: Micros,
-    buffers: Buffers,
+    stride: u32,
     leases: VecDeque<StepLease>,
 }
 
@@ -122,10 +77,9 @@ impl Host {
             slot_snapshots: false,
         })
         .unwrap();
-        let buffers = Buffers::new(&buckets, stride);
         let ladder = Ladder::new(buckets, running).unwrap();
         let sched = Scheduler::new(config, ladder, pool).unwrap();
-        Host { sched, now: Micros(0), buffers, leases: VecDeque::with_capacity(4) }
+        Host { sched, now: Micros(0), stride, leases: VecDeque::with_capacity(4) }
     }
 
     pub fn submit(&mut self, request: &Request) -> Result<Ticket, Refusal> {
@@ -135,7 +89,7 @@ impl Host {
     /// Has the planned step signed for.
     pub fn lease(&mut self) {
         let bucket = self.sched.planned_step().expect("a step is planned").bucket;
-        let lease = self.sched.lease(&mut self.buffers.view(bucket)).unwrap();
+        let lease = self.sched.lease(&mut OwnTables::new(bucket, self.stride).view()).unwrap();
         self.leases.push_back(lease);
     }
 
@@ -144,7 +98,10 @@ impl Host {
         let tokens = rows.iter().map(|r| r.n_tokens).sum();
         let live = BucketKey { tokens, seqs: rows.len() as u32, logit_rows: rows.len() as u32 };
         let bucket = self.sched.ladder().pick(live).expect("a bucket");
-        let lease = self.sched.lease_canary(rows, bucket, &mut self.buffers.view(bucket)).unwrap();
+        let lease = self
+            .sched
+            .lease_canary(rows, bucket, &mut OwnTables::new(bucket, self.stride).view())
+            .unwrap();
         self.sched.end_canary(lease).unwrap();
     }
 
@@ -194,7 +151,7 @@ impl Host {
     /// A step without any memory of its own: what the engine does.
     pub fn quiet_step(&mut self, outcomes: &mut Vec<Outcome>, sample: impl Fn(&SeqRow) -> Token) {
         if let Some(bucket) = self.sched.plan(self.now).map(|b| b.bucket) {
-            let lease = self.sched.lease(&mut self.buffers.view(bucket)).unwrap();
+            let lease = self.sched.lease(&mut OwnTables::new(bucket, self.stride).view()).unwrap();
             self.leases.push_back(lease);
             if (self.leases.len() as u32) < self.sched.config().depth {
                 return;

@@ -4,67 +4,19 @@
 
 use crate::oracle::{Truth, Truths, row_of, sample};
 use lockstep_flow::limits::PAGE_TOKENS;
-use lockstep_flow::{BucketKey, PageId, Token};
-use lockstep_pool::{PageState, Pool, StepLease, StepTables};
+use lockstep_flow::{PageId, Token};
+use lockstep_pool::{OwnTables, PageState, Pool, StepLease};
 use lockstep_sched::{Batch, Outcome, Scheduler, SeqRow, TokenSource};
 use std::collections::{HashMap, VecDeque};
 
 const POISON: u64 = 0;
+/// What the tables hold before they are written, as buffers do that the step before has used.
+const STALE: u32 = 0xdead_beef;
 const PAGE: usize = PAGE_TOKENS as usize;
-
-/// A step's tables, as the device's input buffers hold them.
-#[derive(Clone, Debug, Default)]
-pub struct Tables {
-    pub block_tables: Vec<u32>,
-    pub write_slots: Vec<u32>,
-    pub positions: Vec<u32>,
-    pub seq_of_token: Vec<u32>,
-    pub slots: Vec<u32>,
-    pub logit_tokens: Vec<u32>,
-    pub logit_slots: Vec<u32>,
-    pub first_tokens: Vec<u32>,
-    pub token_counts: Vec<u32>,
-    pub kv_lens: Vec<u32>,
-}
-
-impl Tables {
-    /// Full of garbage, as a buffer that the step before has used is.
-    pub fn stale(bucket: BucketKey, stride: u32) -> Tables {
-        let (t, s, r) = (bucket.tokens as usize, bucket.seqs as usize, bucket.logit_rows as usize);
-        let of = |n: usize| vec![0xdead_beef; n];
-        Tables {
-            block_tables: of(s * stride as usize),
-            write_slots: of(t),
-            positions: of(t),
-            seq_of_token: of(t),
-            slots: of(s),
-            logit_tokens: of(r),
-            logit_slots: of(r),
-            first_tokens: of(s),
-            token_counts: of(s),
-            kv_lens: of(s),
-        }
-    }
-
-    pub fn view(&mut self) -> StepTables<'_> {
-        StepTables {
-            block_tables: &mut self.block_tables,
-            write_slots: &mut self.write_slots,
-            positions: &mut self.positions,
-            seq_of_token: &mut self.seq_of_token,
-            slots: &mut self.slots,
-            logit_tokens: &mut self.logit_tokens,
-            logit_slots: &mut self.logit_slots,
-            first_tokens: Some(&mut self.first_tokens),
-            token_counts: Some(&mut self.token_counts),
-            kv_lens: Some(&mut self.kv_lens),
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Launched {
-    tables: Tables,
+    tables: OwnTables,
     batch: Batch,
     /// By token row; `None` where it comes from `last_token`.
     literals: Vec<Option<Token>>,
@@ -138,7 +90,7 @@ impl Device {
                 }
             })
             .collect();
-        let mut tables = Tables::stale(batch.bucket, self.stride as u32);
+        let mut tables = OwnTables::filled(batch.bucket, self.stride as u32, STALE);
         let lease = sched.lease(&mut tables.view()).expect("a planned step is leased");
         sched.verify_tables(&lease, &mut tables.view()).expect("tables are as just written");
         assert_eq!(lease.bucket(), batch.bucket);
@@ -255,7 +207,7 @@ impl Device {
 }
 
 /// Padding touches the reserved page and the reserved slot only, and every entry is in range.
-fn check_padding(tables: &Tables, batch: &Batch, stride: usize) {
+fn check_padding(tables: &OwnTables, batch: &Batch, stride: usize) {
     let (bucket, live) = (batch.bucket, batch.live);
     let (t, s) = (bucket.tokens, bucket.seqs);
     for i in live.tokens as usize..t as usize {
