@@ -2,11 +2,14 @@
 
 import http.client
 import json
+import tempfile
 import threading
 import time
 import unittest
+from pathlib import Path
 
 from harness import client, probes, servers
+from harness.streams import Streams
 
 
 def until(check, limit_s=20):
@@ -106,6 +109,52 @@ class Stopping(unittest.TestCase):
         self.assertEqual(caught.exception.status, 429)
         names = {k.lower() for k in caught.exception.headers}
         self.assertIn("retry-after", names)
+
+
+class Killed(unittest.TestCase):
+    """SIGKILL amid streams: the next start has the port of the last one, its settings, its verified
+    model and the same answers."""
+
+    def files(self):
+        """What is on the disk, with the time of the last write of each."""
+        found = {}
+        for path in sorted(self.dir.rglob("*")):
+            about = path.stat()
+            small = path.is_file() and about.st_size < 1 << 20
+            found[path.name] = (about.st_mtime_ns, about.st_size, small and path.read_bytes())
+        return found
+
+    def serve(self, **more):
+        return servers.lockstep("--config", self.dir / "lockstep.toml", model="smollm2-135m-instruct",
+                                env={"LOCKSTEP_MODELS": str(self.dir)}, **more)
+
+    def test_killed_under_load_it_comes_back_as_it_was(self):
+        folder = tempfile.TemporaryDirectory(prefix="lockstep-killed-")
+        self.addCleanup(folder.cleanup)
+        self.dir = Path(folder.name)
+        model = Path(servers.model_path()).resolve()
+        (self.dir / model.name).symlink_to(model)
+        (self.dir / "lockstep.toml").write_text("[decode]\ngraph-max-bs = 8\n")
+        (self.dir / "lockstep.toml.change-pending").write_text('{"what": "a change was being watched"}')
+
+        def body(i):
+            return {"prompt": f"Tell the story of house number {i}, in which"}
+        with self.serve(name="killed") as first, Streams(
+                first.client, "/v1/completions", body, streams=3, tokens=24) as streams:
+            before = self.files()
+            self.assertIn(f".{model.name}.verified", before)
+            first.kill()
+            self.assertEqual(self.files(), before)
+            until(lambda: len(streams.failures) >= 3)
+            with self.serve(name="killed-again", port=first.port) as again:
+                answered = len(streams.answers)
+                until(lambda: len(set(streams.answers[answered:])) == 3)
+                self.assertEqual(self.files(), before)
+                info = again.client.get("/server_info")
+                self.assertEqual(info["internal_states"][0]["decode_cuda_graph_bs"], [1, 2, 4, 8])
+                self.assertIn("a change was being watched", again.log())
+        # Cut off or refused a connection; none was given another text than at first.
+        self.assertEqual([f for f in streams.failures if " gave " in f], [])
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ class Server:
                 raise RuntimeError(f"{self.name} did not end in {wait_s} s after SIGTERM") from None
         return self.process.returncode
 
+    def kill(self):
+        """SIGKILL, and its end."""
+        self.process.kill()
+        self.process.wait()
+
     def resident(self, field="VmRSS"):
         return resident_bytes(self.process.pid, field)
 
@@ -96,12 +101,12 @@ class Server:
         return "\n".join(self.log().splitlines()[-lines:])
 
 
-def lockstep(*flags, name="lockstep", model=None, binary=None):
+def lockstep(*flags, name="lockstep", model=None, binary=None, port=None, env=None):
     """`lockstep serve` with these flags."""
-    port = free_port()
+    port = port or free_port()
     binary = binary or need("LOCKSTEP_BIN", "the lockstep binary")
     argv = [binary, "serve", "--port", port, "--model", model or model_path(), *flags]
-    return Server(name, argv, port)
+    return Server(name, argv, port, env=env)
 
 
 def llama(*flags, name="llama-server", model=None, folder=None, threads=2, spin=False):
