@@ -1,4 +1,5 @@
-//! Exit codes: one meaning each. `docs/cli.md` and every `--help` show [`TABLE`].
+//! Exit codes: one meaning each. `docs/cli.md` and `lockstep --help` show [`TABLE`], a command's own
+//! `--help` those that it ends with.
 
 use core::fmt;
 
@@ -60,14 +61,25 @@ pub const TABLE: &[(Exit, &str)] = &[
 /// The code of a process that a second signal ended at once, by the shells' convention.
 pub const INTERRUPTED: u8 = 130;
 
-/// The table as `--help` shows it.
+/// The whole table, as `lockstep --help` shows it.
 pub fn help() -> String {
-    let mut text = String::from("Exit codes:\n");
-    for (exit, meaning) in TABLE {
-        text.push_str(&format!("  {:>3}  {meaning}\n", *exit as u8));
-    }
-    text.push_str(&format!("  {INTERRUPTED}  a second signal ended a draining server at once"));
-    text
+    let all: Vec<Exit> = TABLE.iter().map(|(exit, _)| *exit).collect();
+    format!("{}\n{}", help_of(&all), interrupted())
+}
+
+/// The codes that a command ends with, for its `--help`; beside them any may end with
+/// [`Exit::Done`], [`Exit::Unexpected`] and [`Exit::Usage`].
+pub fn help_of(own: &[Exit]) -> String {
+    let of_all = [Exit::Done, Exit::Unexpected, Exit::Usage];
+    let occurs = |exit: &Exit| of_all.contains(exit) || own.contains(exit);
+    let lines = TABLE.iter().filter(|(exit, _)| occurs(exit));
+    let lines = lines.map(|(exit, meaning)| format!("\n  {:>3}  {meaning}", *exit as u8));
+    format!("Exit codes:{}", lines.collect::<String>())
+}
+
+/// The line of [`INTERRUPTED`].
+pub fn interrupted() -> String {
+    format!("  {INTERRUPTED}  a second signal ended a draining server at once")
 }
 
 /// A command's failure: the code, words for people, and data for machines.

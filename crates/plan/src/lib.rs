@@ -41,6 +41,7 @@ mod svg;
 mod uses;
 pub mod v4;
 mod v4_mtp;
+mod v4_op;
 
 pub use access::{Access, Decision, DependsOn, Obligation, RowReach, RowView, Stride};
 pub use backend::{Activation, Backend, Unsupported, WeightData};
