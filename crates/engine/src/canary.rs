@@ -379,6 +379,12 @@ impl Core {
         (room >= end).then_some(seq)
     }
 
+    /// Pages that the canary sequences hold; they share none.
+    pub fn canary_pages(&self) -> u32 {
+        let pool = self.sched.pool();
+        self.canary.seqs.iter().map(|s| pool.extent_tokens(s.slot) / PAGE_TOKENS).sum()
+    }
+
     /// Gives slots and pages of the canary sequences back. A bucket of the live generation that was
     /// under way is taken again later.
     pub fn release_canaries(&mut self) {

@@ -103,6 +103,7 @@ impl Core {
                 page_tokens: PAGE_TOKENS,
                 pages_total: config.pages - 1,
                 pages_used: 0,
+                pages_canary: 0,
                 pages_cached: 0,
                 tokens_used: 0,
                 bytes_total: p.bytes_per_page * u64::from(config.pages - 1),
@@ -111,8 +112,10 @@ impl Core {
         // A page that the audit set aside is nobody's.
         let free = pool.free_pages() + pool.set_aside_pages();
         let cached = pool.cached_pages();
+        let canary = self.canary_pages();
         for p in pools {
             p.pages_cached = cached;
+            p.pages_canary = canary;
             p.pages_used = p.pages_total.saturating_sub(free + cached);
             p.tokens_used = u64::from(p.pages_used) * u64::from(PAGE_TOKENS);
         }

@@ -399,10 +399,14 @@ fn a_request_gets_the_pages_that_canaries_hold() {
     let rig = one_fills_the_pool().with(|k| k.chunk_tokens = 1024);
     let mut engine = rig.engine_on(&tiny("llama"), Box::new(cpu()), false);
     let number = engine.handle.stage(&[change("audit.rate", "7")]).unwrap();
-    let canaries_have_pages = |s: &EngineStatus| s.pools[0].pages_used > 0;
+    let canaries_have_pages = |s: &EngineStatus| s.pools[0].pages_canary > 0;
     while !canaries_have_pages(&engine.status()) {
         engine.steps.turn();
     }
+    // Nobody waits for them, so that they do not fill the pool for the alarm.
+    let status = engine.status();
+    assert_eq!(status.pools[0].pages_canary, status.pools[0].pages_used);
+    assert_eq!(status.requests_usage(), 0.0);
     let params = SamplingParams { max_tokens: 4, ignore_eos: true, ..SamplingParams::default() };
     let sinks = submit(&engine.handle, &[Probe::new((0..1020).map(|t| 3 + t % 250), params)]);
     while !sinks[0].ended() {

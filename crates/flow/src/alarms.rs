@@ -207,7 +207,9 @@ impl AlarmKind {
                 "Add servers, or raise `--max-queued-requests` where waiting longer is better than \
                  being refused."
             }
-            AlarmKind::Draining => "Nothing, if you stopped it; else look who sent it SIGTERM.",
+            AlarmKind::Draining => {
+                "Nothing, if you stopped it; else look who sent it SIGTERM or Ctrl-C (SIGINT)."
+            }
             AlarmKind::GenerationRejected => {
                 "Read its reason (`lockstep status`), change the knobs, stage again."
             }
@@ -340,7 +342,7 @@ fn words(kind: AlarmKind, s: &EngineStatus, before: &Sample) -> Option<String> {
         }
         AlarmKind::AuditOff => (s.audit.rate == 0).then(|| "audit.rate is 0".into()),
         AlarmKind::PoolNearlyFull => {
-            let usage = s.token_usage();
+            let usage = s.requests_usage();
             (usage >= POOL_NEARLY_FULL).then(|| format!("{:.1}% used", 100.0 * usage))
         }
         AlarmKind::Preempting => grew(c.preemptions, b.preemptions)
@@ -382,6 +384,7 @@ mod tests {
             page_tokens: 32,
             pages_total: 100,
             pages_used: 94,
+            pages_canary: 0,
             pages_cached: 0,
             tokens_used: 0,
             bytes_total: 0,
@@ -452,6 +455,16 @@ mod tests {
         s.counters.steps = 0;
         b.at = Micros::from_millis(95_000);
         assert_eq!(raised(&s, &b), [], "five seconds are too short for a stall");
+    }
+
+    /// An idle server whose canary steps held most of a small pool once raised it.
+    #[test]
+    fn canary_pages_do_not_fill_the_pool() {
+        let mut s = well();
+        (s.pools[0].pages_used, s.pools[0].pages_canary) = (98, 90);
+        assert_eq!(raised(&s, &before()), []);
+        s.pools[0].pages_canary = 3;
+        assert_eq!(raised(&s, &before())[0].kind, AlarmKind::PoolNearlyFull);
     }
 
     #[test]

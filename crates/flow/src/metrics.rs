@@ -188,7 +188,7 @@ pub const METRICS: &[Metric] = &[
         .when("of buckets that were audited"),
     // Token pool and memory.
     gauge("lockstep_pool_pages", "Pages of a sub-pool").by(&["pool"]),
-    gauge("lockstep_pool_pages_used", "Pages held by requests").by(&["pool"]),
+    gauge("lockstep_pool_pages_used", "Pages held by requests and canary steps").by(&["pool"]),
     gauge("lockstep_pool_pages_cached", "Pages that only the prefix cache holds").by(&["pool"]),
     gauge("lockstep_pool_usage_ratio", "Pages held by requests over all pages, 0 to 1")
         .by(&["pool"]),

@@ -84,8 +84,10 @@ pub struct SubPoolUse {
     pub page_tokens: u32,
     /// Pages that requests can use (without the reserved one).
     pub pages_total: u32,
-    /// Pages held by running requests, shared ones counted once.
+    /// Pages held by running requests and canary steps, shared ones counted once.
     pub pages_used: u32,
+    /// Of those, the ones of canary steps, which give them back where requests lack pages.
+    pub pages_canary: u32,
     /// Pages that only the prefix cache holds: evictable.
     pub pages_cached: u32,
     /// Tokens with live KV in the used pages.
@@ -406,6 +408,15 @@ impl EngineStatus {
     pub fn token_usage(&self) -> f64 {
         self.pools.iter().map(SubPoolUse::usage).fold(0.0, f64::max)
     }
+
+    /// The same without the pages of canary steps, which no request has to wait for.
+    pub fn requests_usage(&self) -> f64 {
+        let of = |p: &SubPoolUse| {
+            let pages_used = p.pages_used.saturating_sub(p.pages_canary);
+            SubPoolUse { pages_used, ..p.clone() }.usage()
+        };
+        self.pools.iter().map(of).fold(0.0, f64::max)
+    }
 }
 
 #[cfg(test)]
@@ -419,6 +430,7 @@ mod tests {
             page_tokens: 32,
             pages_total: 10,
             pages_used: used,
+            pages_canary: 0,
             pages_cached: 0,
             tokens_used: 0,
             bytes_total: 0,

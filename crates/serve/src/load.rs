@@ -135,6 +135,7 @@ mod tests {
                 page_tokens: 32,
                 pages_total: 100,
                 pages_used: 25,
+                pages_canary: 0,
                 pages_cached: 0,
                 tokens_used: 777,
                 bytes_total: 0,

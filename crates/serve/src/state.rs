@@ -98,6 +98,7 @@ fn pool(p: &SubPoolUse) -> Value {
         "page_tokens": p.page_tokens,
         "pages_total": p.pages_total,
         "pages_used": p.pages_used,
+        "pages_canary": p.pages_canary,
         "pages_cached": p.pages_cached,
         "tokens_used": p.tokens_used,
         "tokens_total": p.tokens_total(),

@@ -418,6 +418,7 @@ impl Engine for Toy {
                 page_tokens: PAGE,
                 pages_total: self.config.pages,
                 pages_used: used,
+                pages_canary: 0,
                 pages_cached: 0,
                 tokens_used: u64::from(used * PAGE),
                 bytes_total: 4096,
