@@ -84,7 +84,7 @@ impl fmt::Display for Refusal {
             ),
             Refusal::EmptyPrompt => write!(f, "the prompt has no tokens; it needs at least one"),
             Refusal::TokenOutOfRange { token, at, vocab } => {
-                write!(f, "prompt token {token} at index {at} is outside the vocabulary of {vocab}")
+                write!(f, "token {token} at index {at} is outside the vocabulary of {vocab}")
             }
             Refusal::Sampling(e) => e.fmt(f),
         }

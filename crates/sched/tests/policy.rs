@@ -66,7 +66,7 @@ fn what_can_never_run_is_refused_at_the_door_with_the_reason() {
     );
     assert!(refuse(request(1, 4000, 200)).contains("exceed the context of 4096 tokens"));
     let bad = Request { prompt: Arc::from(vec![Token(3), Token(777)]), ..request(1, 1, 1) };
-    assert_eq!(refuse(bad), "prompt token 777 at index 1 is outside the vocabulary of 100");
+    assert_eq!(refuse(bad), "token 777 at index 1 is outside the vocabulary of 100");
     let params = SamplingParams { top_p: 0.0, ..SamplingParams::default() };
     assert!(refuse(Request { params, ..request(1, 1, 1) }).starts_with("top_p is 0"));
     host.sched.close("draining");

@@ -206,13 +206,18 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(Token, f32)>, ApiError> {
         let what = format!("may hold at most {LOGIT_BIAS_MAX} entries, found {}", map.len());
         return Err(ApiError::field("logit_bias", what));
     }
-    let entry = |(id, bias): (String, Value)| match (id.parse(), bias.as_f64()) {
-        (Ok(id), Some(bias)) => Ok((Token(id), bias as f32)),
+    let entry = |(key, bias): (String, Value)| match (plain_id(&key), bias.as_f64()) {
+        (Some(id), Some(bias)) => Ok((Token(id), bias as f32)),
         _ => Err(ApiError::field("logit_bias", "must map token ids to numbers")),
     };
     let mut bias: Vec<(Token, f32)> = map.into_iter().map(entry).collect::<Result<_, _>>()?;
     bias.sort_by_key(|(token, _)| *token);
     Ok(bias)
+}
+
+/// An id as it is written without a sign or a leading zero, so that no two keys are one token.
+fn plain_id(key: &str) -> Option<u32> {
+    key.parse().ok().filter(|id: &u32| id.to_string() == key)
 }
 
 #[cfg(test)]
@@ -279,6 +284,17 @@ mod tests {
             let e = take(json!({ field: value.clone() })).unwrap_err();
             assert_eq!(e.status(), 400, "{field} {value}: {e}");
             assert_eq!(e.to_json()["error"]["param"], field, "{field} {value}: {e}");
+        }
+    }
+
+    /// "+5" and "05" were once token 5 again, beside "5".
+    #[test]
+    fn a_bias_names_its_token_in_one_way() {
+        let bias = |key: &str| take(json!({"logit_bias": {key: 1}}));
+        assert_eq!(bias("5").unwrap().params.logit_bias, [(Token(5), 1.0)]);
+        assert_eq!(bias("0").unwrap().params.logit_bias, [(Token(0), 1.0)]);
+        for key in ["+5", "05", "00", "-0", " 5", "5 ", "5.0", ""] {
+            assert_eq!(bias(key).unwrap_err().to_json()["error"]["param"], "logit_bias", "{key:?}");
         }
     }
 

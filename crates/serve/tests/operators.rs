@@ -259,8 +259,12 @@ fn tokens_go_both_ways() {
     let joined: String =
         strings["token_strs"].as_array().unwrap().iter().map(|s| s.as_str().unwrap()).collect();
     assert_eq!(joined, "hello");
-    let (status, _, param) = server.post("/detokenize", &json!({"tokens": [9999]})).error();
+    let answer = server.post("/detokenize", &json!({"tokens": [9999]}));
+    let (status, _, param) = answer.error();
     assert_eq!((status, param.as_deref()), (400, Some("tokens")));
+    // It once spoke of a prompt, which nobody had sent.
+    let words = answer.json()["error"]["message"].to_string();
+    assert!(words.contains("token 9999 at index 0") && !words.contains("prompt"), "{words}");
     let missing: Value = json!({});
     assert_eq!(server.post("/tokenize", &missing).error().2.as_deref(), Some("prompt"));
 }
