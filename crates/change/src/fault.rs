@@ -3,6 +3,7 @@
 use crate::edit::EditError;
 use crate::journal::State;
 use core::fmt;
+use lockstep_check::client::{NoServer, Outcome};
 use std::io;
 use std::path::PathBuf;
 
@@ -38,7 +39,7 @@ pub enum ChangeError {
     /// The server is of another kind than the address alone says.
     Kind { url: String, found: &'static str },
     /// The server cannot be asked.
-    Unreachable { url: String, why: String },
+    Unreachable { url: String, outcome: Outcome },
     /// The server's answer is not what it should be.
     Answer { url: String, what: String },
     /// A program of the system failed.
@@ -98,7 +99,10 @@ impl fmt::Display for ChangeError {
                 "{url} is no Lockstep server ({found} answers there), so how it is started has to \
                  be said: `lockstep change init --url {url}` writes a target, which --target names"
             ),
-            E::Unreachable { url, why } => write!(f, "{url} cannot be asked: {why}"),
+            E::Unreachable { url, outcome: Outcome::Connect { why } } => {
+                NoServer { url, why }.fmt(f)
+            }
+            E::Unreachable { url, outcome } => write!(f, "{url} cannot be asked: {outcome}"),
             E::Answer { url, what } => write!(f, "{url}: {what}"),
             E::Program { program, what } => write!(f, "{program}: {what}"),
             E::Gate { what } => write!(f, "the gate could not be run: {what}"),

@@ -9,7 +9,7 @@ use crate::target::{Kind, Launch, Target};
 use lockstep_flow::decode_ladder;
 use lockstep_flow::knobs::{self, Shapes};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// A setting that is to be changed.
@@ -123,6 +123,12 @@ pub fn predict(target: &Target, r: &Readback, wishes: &[Wish], grounds: &Grounds
     p
 }
 
+/// Those of `all` that `others` lacks. How many there are is the server's to say.
+fn without(all: &[u32], others: &[u32]) -> Vec<u32> {
+    let others: BTreeSet<u32> = others.iter().copied().collect();
+    all.iter().copied().filter(|n| !others.contains(n)).collect()
+}
+
 /// Which wish sets the largest captured batch, if any.
 fn ceiling(wishes: &[Wish]) -> Option<u32> {
     const NAMES: [&str; 4] = [
@@ -170,10 +176,10 @@ fn memory(r: &Readback, after: &[u32], grounds: &Grounds) -> Memory {
         past_error: past_error(&grounds.past),
         ..Memory::default()
     };
-    let fresh = || after.iter().filter(|n| !r.buckets.contains(n));
+    let fresh = without(after, &r.buckets);
     if let Some(report) = &grounds.generation {
         let known = generation_buckets(report);
-        m.per_bucket = fresh().filter_map(|n| Some((*n, *known.get(n)?))).collect();
+        m.per_bucket = fresh.iter().filter_map(|n| Some((*n, *known.get(n)?))).collect();
         let arena = report["arena_bytes"].as_u64().unwrap_or(0);
         let shadow = report["shadow_bytes"].as_u64().unwrap_or(0);
         m.staging = Some(arena + shadow);
@@ -196,7 +202,7 @@ fn memory(r: &Readback, after: &[u32], grounds: &Grounds) -> Memory {
              share its pool",
             r.buckets.len()
         );
-    } else if let Some(graph) = r.graph_bytes.filter(|_| fresh().next().is_none()) {
+    } else if let Some(graph) = r.graph_bytes.filter(|_| fresh.is_empty()) {
         m.kept = Some(0);
         m.method = format!("no new bucket: captures take the {graph} bytes that they take now");
     } else {
@@ -274,8 +280,7 @@ fn own(id: &str, words: String, blocks: bool) -> Finding {
 }
 
 fn code_path(thresholds: &[u32], p: &Prediction) -> String {
-    let fresh: Vec<u32> =
-        p.buckets_after.iter().copied().filter(|n| !p.buckets_before.contains(n)).collect();
+    let fresh = p.new_buckets();
     let mut words = String::new();
     for threshold in thresholds {
         let (below, above): (Vec<u32>, Vec<u32>) =
@@ -295,9 +300,6 @@ fn knob_findings(target: &Target, r: &Readback, wish: &Wish) -> Vec<Finding> {
     let Some(knob) = knobs::find(&wish.name) else {
         return all;
     };
-    if let Err(e) = knob.parse(&wish.value) {
-        all.push(own("bad-value", e.to_string(), true));
-    }
     let live_too = ["decode.eager", "audit.rate"].contains(&knob.name);
     if target.launch == Launch::Live && knob.shapes == Shapes::Process && !live_too {
         let words =
@@ -348,8 +350,7 @@ fn bucket_findings(r: &Readback, wishes: &[Wish], p: &Prediction) -> Vec<Finding
             blocks: false,
         });
     }
-    let fresh: Vec<u32> =
-        p.buckets_after.iter().copied().filter(|n| !p.buckets_before.contains(n)).collect();
+    let fresh = p.new_buckets();
     if !fresh.is_empty() && !p.buckets_before.is_empty() {
         let words = format!(
             "batches of {fresh:?} run eagerly now and will be captured: another path of the code, \
@@ -357,8 +358,7 @@ fn bucket_findings(r: &Readback, wishes: &[Wish], p: &Prediction) -> Vec<Finding
         );
         all.push(own("code-path", words, false));
     }
-    let gone: Vec<u32> =
-        p.buckets_before.iter().copied().filter(|n| !p.buckets_after.contains(n)).collect();
+    let gone = without(&p.buckets_before, &p.buckets_after);
     if !gone.is_empty() && !p.buckets_after.is_empty() {
         let words = format!("batches of {gone:?} are captured now and will run eagerly or padded");
         all.push(own("buckets-lost", words, false));
@@ -383,8 +383,7 @@ fn memory_findings(target: &Target, p: &Prediction) -> Vec<Finding> {
 impl Prediction {
     /// New captured buckets.
     pub fn new_buckets(&self) -> Vec<u32> {
-        let before = &self.buckets_before;
-        self.buckets_after.iter().copied().filter(|n| !before.contains(n)).collect()
+        without(&self.buckets_after, &self.buckets_before)
     }
 
     /// Reasons why it cannot work.

@@ -88,7 +88,7 @@ impl Web {
     /// No answer.
     pub fn get(&self, path: &str) -> Result<Reply, ChangeError> {
         let asked = self.runtime.block_on(self.admin.get(path));
-        asked.map_err(|e| ChangeError::Unreachable { url: self.at(path), why: e.to_string() })
+        asked.map_err(|outcome| self.unreachable(path, outcome))
     }
 
     /// GET of JSON with status 200.
@@ -128,8 +128,7 @@ impl Web {
     }
 
     fn well(&self, path: &str, asked: Result<Reply, Outcome>) -> Result<Reply, ChangeError> {
-        let reply = asked
-            .map_err(|e| ChangeError::Unreachable { url: self.at(path), why: e.to_string() })?;
+        let reply = asked.map_err(|outcome| self.unreachable(path, outcome))?;
         if (200..300).contains(&reply.status) {
             return Ok(reply);
         }
@@ -140,6 +139,15 @@ impl Web {
     fn json(&self, path: &str, reply: Reply) -> Result<Value, ChangeError> {
         let what = "answered with something else than JSON".to_owned();
         reply.json().ok_or(ChangeError::Answer { url: self.at(path), what })
+    }
+
+    /// What came of asking for `path`, where no answer did.
+    pub fn unreachable(&self, path: &str, outcome: Outcome) -> ChangeError {
+        let url = match outcome {
+            Outcome::Connect { .. } => self.at(""),
+            _ => self.at(path),
+        };
+        ChangeError::Unreachable { url, outcome }
     }
 
     fn at(&self, path: &str) -> String {

@@ -1,6 +1,7 @@
 //! One GET of plain HTTP/1, enough to ask a server on one's own network.
 
 use core::fmt;
+use lockstep_check::client::NoServer;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub enum GetError {
     /// Not an address that this client understands.
     Url { url: String, what: &'static str },
     /// No connection.
-    Connect { address: String, why: io::Error },
+    Connect { url: String, why: io::Error },
     /// A connection, but no answer.
     Answer { address: String, why: io::Error },
     /// Not HTTP.
@@ -38,9 +39,7 @@ impl fmt::Display for GetError {
             GetError::Url { url, what } => {
                 write!(f, "'{url}' {what}; write it as http://HOST:PORT")
             }
-            GetError::Connect { address, why } => {
-                write!(f, "no server answers at {address}: {why}; is `lockstep serve` running?")
-            }
+            GetError::Connect { url, why } => NoServer { url, why: &why.to_string() }.fmt(f),
             GetError::Answer { address, why } => {
                 write!(f, "the server at {address} did not answer: {why}")
             }
@@ -83,7 +82,7 @@ pub fn get(base: &str, path: &str, api_key: Option<&str>) -> Result<Answer, GetE
     if !clean(&prefix) || !api_key.is_none_or(clean) {
         return Err(GetError::Url { url: base.into(), what: "or its key holds odd characters" });
     }
-    let connect = |why| GetError::Connect { address: address.clone(), why };
+    let connect = |why| GetError::Connect { url: base.trim_end_matches('/').into(), why };
     let mut stream = open(&address).map_err(connect)?;
     let auth = api_key.map_or(String::new(), |k| format!("Authorization: Bearer {k}\r\n"));
     // HTTP/1.0, so that the body ends with the connection and needs no decoding.

@@ -174,6 +174,27 @@ fn fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
+/// Each command once had words of its own for a server that is not there.
+#[test]
+fn every_command_says_the_same_of_a_server_that_is_not_there() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (dir, url) = (temp_dir("nobody"), format!("http://{nobody}"));
+    for command in [
+        &["status", &url][..],
+        &["bench", &url],
+        &["check", &url],
+        &["change", "--url", &url, "--set", "audit.rate=1"],
+        &["change", "init", "--url", &url],
+    ] {
+        let out = run(&dir, command, &[]);
+        let said = words(&out);
+        let wanted = format!("no server answers at {url}: Connection refused");
+        assert!(said.contains(&wanted), "{command:?}: {said}");
+        let code = if ["bench", "check"].contains(&command[0]) { 3 } else { 8 };
+        assert_eq!(out.status.code(), Some(code), "{command:?}");
+    }
+}
+
 /// Opening a named pipe waits for a writer: `serve` once did, for ever.
 #[test]
 fn a_pipe_in_place_of_a_file_is_refused_at_once() {
@@ -277,7 +298,7 @@ fn status_tells_no_server_from_an_unwell_one() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let out = run(&dir, &["status", &format!("http://{gone}")], &[]);
     assert_eq!(out.status.code(), Some(8), "{}", words(&out));
-    assert!(words(&out).contains("lockstep serve"), "{}", words(&out));
+    assert!(words(&out).contains("is it running there?"), "{}", words(&out));
     for (answer, code) in [
         ("HTTP/1.0 503 Unavailable\r\n\r\n{\"error\": {\"message\": \"draining\"}}", 9),
         ("HTTP/1.0 200 OK\r\n\r\n{\"model_path\": \"x\"}", 9),

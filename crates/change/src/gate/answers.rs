@@ -28,10 +28,7 @@ fn body(prompt: &str, tokens: u32) -> Value {
 }
 
 async fn client(web: &Web) -> Result<Client, ChangeError> {
-    web.api().discover().await.map_err(|e| ChangeError::Unreachable {
-        url: web.url().into(),
-        why: format!("its models cannot be listed: {e}"),
-    })
+    web.api().discover().await.map_err(|outcome| web.unreachable("/v1/models", outcome))
 }
 
 /// Asks for one token: a server is ready when it has answered something.

@@ -183,9 +183,14 @@ fn wishes(ask: &Ask<'_>, r: &Readback) -> Result<Vec<Wish>, ChangeError> {
         let known = r.kind != Kind::Lockstep || name.starts_with("env.");
         if !known {
             let found = lockstep_flow::settings::find_or_nearest(name);
-            found.map_err(|e| ChangeError::Setting {
+            let knob = found.map_err(|e| ChangeError::Setting {
                 name: name.clone(),
                 what: format!("is unknown: {e}"),
+            })?;
+            // There is nothing to predict of a value that cannot be.
+            knob.parse(value).map_err(|e| ChangeError::Setting {
+                name: name.clone(),
+                what: format!("is '{value}'; it takes {}", e.expected),
             })?;
         }
         let (name, flags) = rules::spelled(r.kind, &r.version, name);

@@ -2,7 +2,7 @@
 
 use super::prompt::{Form, words};
 use super::seeded::Seeded;
-use crate::client::{Call, Client, Exchange, Outcome, Reading, Usage};
+use crate::client::{Call, Client, Exchange, NoServer, Outcome, Reading, Usage};
 use core::fmt;
 use serde_json::{Value, json};
 
@@ -39,8 +39,8 @@ pub enum ProbeError {
 impl fmt::Display for ProbeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ProbeError::Model { url, outcome: outcome @ Outcome::Connect { .. } } => {
-                write!(f, "{url} cannot be asked for its models at /v1/models: {outcome}")
+            ProbeError::Model { url, outcome: Outcome::Connect { why } } => {
+                NoServer { url, why }.fmt(f)
             }
             ProbeError::Model { url, outcome } => {
                 write!(f, "{url} names no model at /v1/models ({outcome}); name one with --model")

@@ -56,6 +56,22 @@ pub enum ProtocolFault {
     Http { why: String },
 }
 
+/// What every command says where nothing listens.
+#[derive(Clone, Copy, Debug)]
+pub struct NoServer<'a> {
+    /// Where.
+    pub url: &'a str,
+    /// The system's words.
+    pub why: &'a str,
+}
+
+impl fmt::Display for NoServer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NoServer { url, why } = self;
+        write!(f, "no server answers at {url}: {why}; is it running there?")
+    }
+}
+
 impl fmt::Display for ProtocolFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

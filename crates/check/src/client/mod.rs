@@ -13,7 +13,8 @@ mod target;
 
 pub use answer::TOOL_CALLS_MAX;
 pub use exchange::{
-    Abort, ChunkTime, Exchange, Outcome, Phase, ProtocolFault, Reading, Token, ToolCall, Usage,
+    Abort, ChunkTime, Exchange, NoServer, Outcome, Phase, ProtocolFault, Reading, Token, ToolCall,
+    Usage,
 };
 pub use sse::{Event, EventTooLarge, SseReader};
 pub use target::{Target, TargetError, Timeouts};

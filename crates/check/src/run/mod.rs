@@ -22,7 +22,7 @@ pub use options::{
 pub use prompt::{Prompts, Writer, write};
 
 use crate::calibration::Calibration;
-use crate::client::{Client, Outcome, Target};
+use crate::client::{Client, NoServer, Outcome, Target};
 use crate::coverage::{self, Bucket, Coverage, DecodeLog, Facts};
 use crate::dialogue::{Kind, Rng, Session, make};
 use crate::judge::Registry;
@@ -63,8 +63,11 @@ impl fmt::Display for CheckError {
                 "{url} names no model at /v1/models ({outcome}); name one with --model, if a \
                  server of the OpenAI API is there"
             ),
+            CheckError::Server { url, outcome: Outcome::Connect { why } } => {
+                NoServer { url, why }.fmt(f)
+            }
             CheckError::Server { url, outcome } => {
-                write!(f, "the server at {url} cannot be asked: {outcome}; is it running there?")
+                write!(f, "the server at {url} cannot be asked: {outcome}")
             }
             CheckError::NoAnswer { url, first } => write!(
                 f,

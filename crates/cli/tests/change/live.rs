@@ -95,6 +95,11 @@ fn what_cannot_work_is_not_begun() {
         assert!(code == 12 || code == 2, "{set}: {code}");
         assert!(done["error"]["message"].as_str().unwrap().contains(said), "{set}: {done}");
     }
+    // Of a value that cannot be, a dry run once showed what it would take in memory and downtime.
+    let dry = ["--url", &site.url, "--set", "decode.graph-max-bs=0", "--dry-run"];
+    let (code, done, _) = run(&mut site.change(&dry));
+    let words = done["error"]["message"].to_string();
+    assert!(code == 2 && words.contains("is '0'; it takes a whole number from 1"), "{done}");
     let unconfirmed = ["--url", &site.url, "--set", "decode.graph-max-bs=8"];
     let (code, done, _) = run(&mut site.change(&unconfirmed));
     assert!(code == 12 && done["error"]["message"].to_string().contains("--yes"), "{done}");
