@@ -108,9 +108,19 @@ pub fn model(
             );
             Failure::new(Exit::BadModel, words)
         })?;
-    } else if let Err(e) = pull::obtain(known, &place, None) {
-        return fallback(settings, &e, store)
-            .ok_or_else(|| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) });
+    } else {
+        match pull::obtain(known, &place, None) {
+            Ok(got) => crate::out::complain(format_args!(
+                "{}: fetched ({}), SHA-256 verified",
+                known.name, got.source
+            )),
+            Err(e) => {
+                return fallback(settings, &e, store).ok_or_else(|| Failure {
+                    detail: e.detail(),
+                    ..Failure::new(Exit::NoModel, &e)
+                });
+            }
+        }
     }
     let mut aliases = aliases(&path);
     aliases.insert(0, known.name.into());

@@ -133,6 +133,40 @@ fn the_hub_is_asked_and_then_the_store_has_it() {
     assert!(String::from_utf8_lossy(&words.stdout).contains("was there already"));
 }
 
+/// `pull` once wanted to write a lock beside a model that was there already.
+#[test]
+fn a_store_that_is_only_read_has_its_model() {
+    let world = World::new("read-only", Manner::Whole, Pip::Absent);
+    fs::create_dir_all(world.store()).unwrap();
+    fs::copy(model(), world.store().join(FILE)).unwrap();
+    let mode = |mode| fs::set_permissions(world.store(), fs::Permissions::from_mode(mode));
+    mode(0o555).unwrap();
+    let mut pull = world.command(&["pull", "--json"]);
+    if fs::write(world.store().join("probe"), "").is_ok() {
+        // Of root, only a file system that is mounted so keeps writes off.
+        fs::remove_file(world.store().join("probe")).unwrap();
+        let closed = "mount --bind store store && mount -o remount,ro,bind store && exec \"$@\"";
+        let mut alone = Command::new("unshare");
+        alone.args(["--mount", "sh", "-c", closed, "sh"]);
+        alone.arg(lockstep()).args(["pull", "--json"]).current_dir(&world.dir);
+        alone.envs(pull.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        pull = alone;
+    }
+    let out = pull.output().unwrap();
+    mode(0o755).unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    if said.contains("unshare failed") || said.contains("permission denied") {
+        eprintln!("not shown: root may not mount here ({said})");
+        return;
+    }
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(report(&out)["source"], "store");
+    assert!(world.hub.requests().is_empty());
+    let left: Vec<_> =
+        fs::read_dir(world.store()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, [FILE], "nothing was written");
+}
+
 #[test]
 fn a_transfer_that_breaks_off_is_continued() {
     let world = World::new("breaks", Manner::BreaksOff, Pip::Absent);

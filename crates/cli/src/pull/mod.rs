@@ -43,9 +43,16 @@ pub fn obtain(
         why,
     };
     fs::create_dir_all(store.dir()).map_err(|why| io("creating", store.dir(), why))?;
-    let _lock = store.lock(known).map_err(|why| io("locking", &store.lock_path(known), why))?;
-    store.sweep(known);
     let path = store.path(known);
+    let lock = match store.lock(known) {
+        Ok(lock) => Some(lock),
+        // Nobody changes what is in a store that cannot be written.
+        Err(why) if is_closed(&why) && path.exists() => None,
+        Err(why) => return Err(io("locking", &store.lock_path(known), why)),
+    };
+    if lock.is_some() {
+        store.sweep(known);
+    }
     let mut tried = Vec::new();
     if let Some(file) = from {
         // Named by hand, so it counts even where the store needs nothing of it.
@@ -59,6 +66,11 @@ pub fn obtain(
         let progress = Progress::bytes("verifying", known.bytes);
         match store.verify_and_mark(known, &progress) {
             Ok(()) => return Ok(Obtained { path, source: "store" }),
+            Err(why) if lock.is_none() => {
+                let tried = vec![Attempt { source: Source::Store(path), why }];
+                let needed_bytes = known.bytes;
+                return Err(PullError::Nowhere { model: known.name, needed_bytes, tried });
+            }
             Err(why) => {
                 progress.note(&format!("{} is damaged ({why}); fetching again", path.display()));
                 fs::remove_file(&path).map_err(|why| io("removing", &path, why))?;
@@ -91,6 +103,11 @@ pub fn obtain(
         }
     }
     Err(PullError::Nowhere { model: known.name, needed_bytes: known.bytes, tried })
+}
+
+/// True of a folder that this process may only read.
+fn is_closed(why: &io::Error) -> bool {
+    matches!(why.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
 /// Makes sure that the file in the store is the model still. A file that was found whole is not

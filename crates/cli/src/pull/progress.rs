@@ -38,9 +38,12 @@ impl Progress {
         Progress::new(what, total, bar)
     }
 
-    /// Work whose length nobody knows.
-    pub fn spinner(what: &'static str) -> Progress {
-        let progress = Progress::new(what, 0, ProgressBar::new_spinner().with_message(what));
+    /// Bytes of which nobody knows how many there will be.
+    pub fn growing(what: &'static str) -> Progress {
+        let style = ProgressStyle::with_template("{spinner} {msg}: {bytes}, {bytes_per_sec}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let bar = ProgressBar::new_spinner().with_style(style).with_message(what);
+        let progress = Progress::new(what, 0, bar);
         if progress.last_line.is_none() {
             progress.bar.enable_steady_tick(Duration::from_millis(120));
         } else {
@@ -58,16 +61,26 @@ impl Progress {
     /// This much more is done.
     pub fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
+        self.tell();
+    }
+
+    /// So much is done.
+    pub fn reach(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        self.tell();
+    }
+
+    fn tell(&self) {
         if let Some(last) = &self.last_line
             && last.get().elapsed() >= LINE_EVERY
         {
             last.set(Instant::now());
             let done = HumanBytes(self.bar.position());
-            crate::out::complain(format_args!(
-                "{}: {done} of {}",
-                self.what,
-                HumanBytes(self.total)
-            ));
+            let of = match self.total {
+                0 => String::new(),
+                total => format!(" of {}", HumanBytes(total)),
+            };
+            crate::out::complain(format_args!("{}: {done}{of}", self.what));
         }
     }
 
