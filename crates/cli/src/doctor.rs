@@ -30,7 +30,7 @@ pub fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
         let verdict = if f.runs { "runs here" } else { "does not run here" };
         out::line(format_args!("--device {}: {verdict}", f.device));
         for words in &f.words {
-            out::line(format_args!("  {words}"));
+            out::page(&format!("  {words}"), 4);
         }
     }
     Ok(Exit::Done)

@@ -1,6 +1,7 @@
 //! Standard output and error, which a reader may close early (`lockstep plan show | head`).
 
-use std::io::{ErrorKind, Write};
+use rustix::termios::tcgetwinsize;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static READER_IS_GONE: AtomicBool = AtomicBool::new(false);
@@ -28,4 +29,73 @@ pub fn line(text: impl std::fmt::Display) {
 /// nobody to tell, and the exit code still says how it ended.
 pub fn complain(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// Prints a page for people as [`line`] does, no wider than the terminal: what goes on in the next
+/// line stands under column `hang`. Whatever is no terminal gets the lines whole.
+pub fn page(text: &str, hang: usize) {
+    let out = std::io::stdout();
+    let size = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten();
+    match size.map(|s| usize::from(s.ws_col)).filter(|columns| *columns > 2 * hang) {
+        Some(columns) => line(wrap(text, columns, hang)),
+        None => line(text),
+    }
+}
+
+/// Breaks lines of more than `columns` characters at spaces; a longer word stays whole.
+fn wrap(text: &str, columns: usize, hang: usize) -> String {
+    let lines = text.lines().flat_map(|line| broken(line, columns, hang));
+    lines.collect::<Vec<String>>().join("\n")
+}
+
+fn broken(line: &str, columns: usize, hang: usize) -> Vec<String> {
+    let indent = " ".repeat(hang);
+    let (mut whole, mut rest) = (Vec::new(), line.to_owned());
+    // The first character that does not fit; it may be the space.
+    while let Some((end, over)) = rest.char_indices().nth(columns) {
+        let from = rest.len() - rest.trim_start().len();
+        let space = |part: &str| part.rfind(' ').filter(|at| *at > from.max(hang));
+        let after = || rest[end..].find(' ').map(|at| end + at);
+        let Some(at) = space(&rest[..end + over.len_utf8()]).or_else(after) else { break };
+        let tail = format!("{indent}{}", rest[at..].trim_start());
+        whole.push(rest[..at].trim_end().to_owned());
+        rest = tail;
+    }
+    whole.push(rest);
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `status` and `doctor` once wrote lines of 130 characters whatever the terminal's width.
+    #[test]
+    fn a_page_is_no_wider_than_the_terminal() {
+        let text = "audit     one step in 1,000; checks: twin 1,200, pages 1,200\n  short\n\nend";
+        let said = wrap(text, 30, 10);
+        assert_eq!(
+            said,
+            "audit     one step in 1,000;\n          checks: twin 1,200,\n          pages \
+             1,200\n  short\n\nend"
+        );
+        assert_eq!(wrap(text, 60, 10), text, "60 characters fit in 60 columns");
+        for columns in 25..70 {
+            assert!(wrap(text, columns, 10).lines().all(|l| l.chars().count() <= columns));
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&wrap(text, columns, 10)), words(text));
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_longer_stays_whole() {
+        assert_eq!(
+            wrap("  at http://a.b.c.d.e.f/g now", 12, 4),
+            "  at http://a.b.c.d.e.f/g\n    now"
+        );
+        assert_eq!(
+            wrap("\u{e9}\u{e9}\u{e9} \u{e9}\u{e9}", 4, 1),
+            "\u{e9}\u{e9}\u{e9}\n \u{e9}\u{e9}"
+        );
+    }
 }

@@ -6,6 +6,7 @@ use crate::exit::{Exit, Failure, INTERRUPTED};
 use crate::lab::Lab;
 use crate::resolve::ModelFiles;
 use crate::{notify, resolve, settings, store};
+use lockstep_flow::settings::Source;
 use lockstep_flow::{EngineStatus, Settings};
 use lockstep_serve::{Bound, ServeConfig, ServeError};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -167,7 +168,7 @@ fn ready(json: bool, at: SocketAddr, built: &Built, config: &ServeConfig, begun:
         s.model.context_max_tokens,
         kv_bytes,
     );
-    warn_of_eager(&s);
+    tell_of_eager(&s, &config.settings);
     let open = config.settings.text_opt("server.api-key").is_none();
     if open && !at.ip().is_loopback() {
         tracing::warn!("anyone who reaches {at} can use this server: there is no --api-key");
@@ -195,9 +196,15 @@ fn announce(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-fn warn_of_eager(s: &EngineStatus) {
+/// Warns where somebody chose one of the two limits; of the defaults, which leave a gap on purpose,
+/// it only tells. Where batches really grow past the ceiling, the alarm of this name is raised.
+fn tell_of_eager(s: &EngineStatus, settings: &Settings) {
     let largest = s.captured_decode_sizes().last().copied().unwrap_or(0);
-    if s.running_max > largest {
+    if s.running_max <= largest {
+        return;
+    }
+    let is_chosen = |name| settings.get(name).source != Source::Default;
+    if ["decode.graph-max-bs", "sched.max-running-requests"].into_iter().any(is_chosen) {
         tracing::warn!(
             event = "eager_above_ceiling",
             max_running_requests = s.running_max,
@@ -205,6 +212,12 @@ fn warn_of_eager(s: &EngineStatus) {
             "max_running_requests is {} and the largest captured decode bucket {largest}: larger \
              batches run eagerly, which is slower, so requests stay longer and batches grow; \
              raise --graph-max-bs or lower --max-running-requests to avoid it",
+            s.running_max,
+        );
+    } else {
+        tracing::info!(
+            "up to {} requests run at once; decode batches of more than {largest} run eagerly \
+             until --graph-max-bs is raised",
             s.running_max,
         );
     }

@@ -3,7 +3,7 @@
 use crate::args::KnobFlags;
 use crate::exit::{Exit, Failure};
 use core::fmt;
-use lockstep_flow::knobs::{KNOBS, Knob, KnobError};
+use lockstep_flow::knobs::{KNOBS, Kind, Knob, KnobError};
 use lockstep_flow::settings::{Settings, Source, UnknownKnob, find_or_nearest, nearest};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -198,17 +198,19 @@ impl FileLayer<'_> {
             return Err(self.unknown(name, span));
         };
         let line = self.line(span);
+        // A number where a name belongs is a slip, and would be looked up as a host or a file.
+        let is_text = knob.kind == Kind::Text;
         let written = match item.as_value() {
             Some(Value::String(s)) => s.value().clone(),
-            Some(Value::Integer(i)) => i.value().to_string(),
-            Some(Value::Boolean(b)) => b.value().to_string(),
+            Some(Value::Integer(i)) if !is_text => i.value().to_string(),
+            Some(Value::Boolean(b)) if !is_text => b.value().to_string(),
             other => {
                 return Err(SettingsError::Shape {
                     path: self.path.into(),
                     line,
                     name: name.into(),
                     found: other.map_or("a table", type_name),
-                    expected: knob.expected(),
+                    expected: if is_text { "text in quotes".into() } else { knob.expected() },
                 });
             }
         };
@@ -320,6 +322,16 @@ mod tests {
                 "[decode]\ngraph-max-bs = [1, 2]\n",
                 "lockstep.toml:2: decode.graph-max-bs is an array; it takes a whole number from 1 \
                  to 4096",
+            ),
+            (
+                "a-host-that-is-a-number",
+                "[server]\nhost = 5\n",
+                "lockstep.toml:2: server.host is a whole number; it takes text in quotes",
+            ),
+            (
+                "a-key-that-is-a-boolean",
+                "[server]\napi-key = true\n",
+                "lockstep.toml:2: server.api-key is a boolean; it takes text in quotes",
             ),
             (
                 "subtable",

@@ -53,7 +53,7 @@ fn once(args: &StatusArgs) -> Result<Exit, Failure> {
     if args.json {
         out::line(&info);
     } else {
-        out::line(page(&info, engine).trim_end());
+        out::page(page(&info, engine).trim_end(), 10);
     }
     let serving = engine["health"] == "serving";
     Ok(if serving { Exit::Done } else { Exit::Unwell })
@@ -248,7 +248,7 @@ fn buckets(p: &mut String, e: &Value) {
     let all: Vec<&Value> = list(&e["buckets"]).collect();
     let ran =
         |b: &&&Value| b["replays"].as_u64() != Some(0) || b["eager_steps"].as_u64() != Some(0);
-    let head = "bucket            mode          replays       eager      padded rows      audited";
+    let head = "bucket           mode          replays       eager      padded rows      audited";
     let _ = writeln!(p, "\n{head}");
     for b in all.iter().filter(ran) {
         let rows = b["live_rows"].as_u64().unwrap_or(0) + b["padded_rows"].as_u64().unwrap_or(0);
@@ -260,7 +260,7 @@ fn buckets(p: &mut String, e: &Value) {
         };
         let _ = writeln!(
             p,
-            "{:<16}  {:<11}  {:>8}  {:>10}  {:>15}  {:>11}",
+            "{:<15}  {:<11}  {:>8}  {:>10}  {:>15}  {:>11}",
             b["bucket"].as_str().unwrap_or("?"),
             b["mode"].as_str().unwrap_or("?"),
             count(&b["replays"]),

@@ -7,7 +7,7 @@ mod admission;
 mod grammars;
 
 use common::serving::Serving;
-use common::{lockstep, model, temp_dir, wait_until};
+use common::{lockstep, model, temp_dir, tiny, wait_until};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -98,6 +98,31 @@ fn a_chat_template_that_does_not_parse_is_said_at_start_and_to_chats() {
     assert!(answer["error"]["message"].as_str().unwrap().contains("template"), "{answer}");
     let (head, _) = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 2}));
     assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+}
+
+/// The default limits leave a gap on purpose; a default start once warned of it.
+#[test]
+fn a_start_warns_of_the_gap_that_somebody_chose() {
+    for (flags, level) in [(&[][..], "INFO"), (&["--graph-max-bs", "4"][..], "WARN")] {
+        let dir = temp_dir("gap");
+        let log = dir.join("log");
+        let mut child = Command::new(lockstep())
+            .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB", "--model"])
+            .arg(tiny("llama"))
+            .args(flags)
+            .current_dir(&dir)
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        drop(Serving { child, ready: serde_json::from_str(&line).unwrap() });
+        let log = std::fs::read_to_string(&log).unwrap();
+        let said =
+            log.lines().find(|l| l.contains("run eagerly")).unwrap_or_else(|| panic!("{log}"));
+        assert!(said.contains(level), "{flags:?}: {said}");
+    }
 }
 
 /// `lockstep serve 2>&1 | head -1` once ended the server with the reader of its log.
