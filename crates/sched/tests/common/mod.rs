@@ -9,7 +9,7 @@ use lockstep_pool::{OwnTables, Pool, PoolConfig, StepLease};
 use lockstep_sched::{
     Batch, Ladder, Outcome, SchedConfig, Scheduler, SeqRow, Update, standard_buckets,
 };
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 pub const EOS: Token = Token(99);
@@ -33,7 +33,8 @@ pub fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
 pub struct Host {
     pub sched: Scheduler,
     pub now: Micros,
-    stride: u32,
+    /// Of each bucket, made before the first step.
+    tables: HashMap<BucketKey, OwnTables>,
     leases: VecDeque<StepLease>,
 }
 
@@ -77,9 +78,10 @@ impl Host {
             slot_snapshots: false,
         })
         .unwrap();
+        let tables = buckets.iter().map(|b| (*b, OwnTables::new(*b, stride))).collect();
         let ladder = Ladder::new(buckets, running).unwrap();
         let sched = Scheduler::new(config, ladder, pool).unwrap();
-        Host { sched, now: Micros(0), stride, leases: VecDeque::with_capacity(4) }
+        Host { sched, now: Micros(0), tables, leases: VecDeque::with_capacity(4) }
     }
 
     pub fn submit(&mut self, request: &Request) -> Result<Ticket, Refusal> {
@@ -89,7 +91,8 @@ impl Host {
     /// Has the planned step signed for.
     pub fn lease(&mut self) {
         let bucket = self.sched.planned_step().expect("a step is planned").bucket;
-        let lease = self.sched.lease(&mut OwnTables::new(bucket, self.stride).view()).unwrap();
+        let tables = self.tables.get_mut(&bucket).expect("a bucket of the ladder");
+        let lease = self.sched.lease(&mut tables.view()).unwrap();
         self.leases.push_back(lease);
     }
 
@@ -98,10 +101,8 @@ impl Host {
         let tokens = rows.iter().map(|r| r.n_tokens).sum();
         let live = BucketKey { tokens, seqs: rows.len() as u32, logit_rows: rows.len() as u32 };
         let bucket = self.sched.ladder().pick(live).expect("a bucket");
-        let lease = self
-            .sched
-            .lease_canary(rows, bucket, &mut OwnTables::new(bucket, self.stride).view())
-            .unwrap();
+        let tables = self.tables.get_mut(&bucket).expect("a bucket of the ladder");
+        let lease = self.sched.lease_canary(rows, bucket, &mut tables.view()).unwrap();
         self.sched.end_canary(lease).unwrap();
     }
 
@@ -151,7 +152,8 @@ impl Host {
     /// A step without any memory of its own: what the engine does.
     pub fn quiet_step(&mut self, outcomes: &mut Vec<Outcome>, sample: impl Fn(&SeqRow) -> Token) {
         if let Some(bucket) = self.sched.plan(self.now).map(|b| b.bucket) {
-            let lease = self.sched.lease(&mut OwnTables::new(bucket, self.stride).view()).unwrap();
+            let tables = self.tables.get_mut(&bucket).expect("a bucket of the ladder");
+            let lease = self.sched.lease(&mut tables.view()).unwrap();
             self.leases.push_back(lease);
             if (self.leases.len() as u32) < self.sched.config().depth {
                 return;
