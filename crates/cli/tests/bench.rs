@@ -141,7 +141,7 @@ fn what_cannot_run_says_why_and_ends_with_3() {
         assert!(out.status.code() == Some(3) && said.contains(words), "{args:?}: {said}");
     };
     refused(&["https://a:1"], "http://HOST:PORT");
-    refused(&["http://127.0.0.1:1"], "/v1/models");
+    refused(&["http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1");
     refused(&["--ci", "7"], "3% or 0.03");
     refused(&["--dataset", "chat"], "sharegpt-like");
     // Each of these once ran as something else than was asked.
