@@ -109,7 +109,7 @@ for d in etc var; do
 done
 content="$1/content"; cp -r "$2" "$content"
 for d in run usr/local/bin; do mount -t tmpfs -o mode=755 tmpfs "/$d"; done
-mount -t tmpfs -o mode=1777 tmpfs "$3"
+case "$1" in "$3"/*) ;; *) mount -t tmpfs -o mode=1777 tmpfs "$3" ;; esac
 mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys
 mount --bind /sys /sys; mount -o remount,bind,ro /sys
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
