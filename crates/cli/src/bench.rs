@@ -1,6 +1,8 @@
 //! `lockstep bench`: arguments and wiring of the load generator.
 
+use crate::exit::{ENDED, Exit, Failure};
 use crate::out;
+use crate::results::{self, CANNOT, Results};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_check::bench::{
@@ -9,8 +11,7 @@ use lockstep_check::bench::{
 };
 use lockstep_check::client::{Call, Client, Target, Timeouts};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use serde_json::json;
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,8 +20,6 @@ use std::time::Duration;
 const DONE: u8 = 0;
 /// It is not, or the run was ended early.
 const INCONCLUSIVE: u8 = 2;
-/// Nothing was measured; also what a wrong command line ends with.
-pub const CANNOT: u8 = 3;
 
 /// What `--help` shows below the flags.
 pub fn help() -> String {
@@ -37,7 +36,7 @@ pub fn help() -> String {
      Exit codes of bench:\n  \
        0  done, and every interval is as narrow as asked\n  \
        2  inconclusive: an interval is wider, or the run was ended early\n  \
-       3  could not run: no server, no answers, or a wrong command line"
+       3  could not run: no server, no answers, or a wrong command line; or a result could not be written"
         .to_owned()
 }
 
@@ -197,14 +196,20 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     };
     match result {
         Ok(code) => ExitCode::from(code),
-        Err(message) => {
+        Err(failure) => {
             if output.is_json_on_stdout() {
-                out::line(json!({"error": {"exit": CANNOT, "message": message}}));
+                // What cannot be printed there is said below.
+                let _ = out::try_line(failure.to_json_of(CANNOT));
             }
-            crate::out::complain(format_args!("lockstep: {message}"));
+            out::complain(format_args!("lockstep: {}", failure.message));
             ExitCode::from(CANNOT)
         }
     }
+}
+
+/// What is wrong with what was asked for.
+fn cannot(words: impl std::fmt::Display) -> Failure {
+    Failure::new(Exit::Usage, words)
 }
 
 impl OutputArgs {
@@ -218,64 +223,42 @@ impl OutputArgs {
 
     /// Finds out before anything is measured whether the files can be written.
     fn check(&self) -> Result<(), String> {
-        let files = [&self.json, &self.csv, &self.html].into_iter().flatten();
-        files.filter(|path| path.as_path() != Path::new("-")).try_for_each(|path| can_write(path))
+        let mut files = [&self.json, &self.csv, &self.html].into_iter().flatten();
+        files.try_for_each(|path| match path.as_path() == Path::new("-") {
+            true => Ok(()),
+            false => results::can_write(path),
+        })
     }
 
     /// Writes everything that was asked for. `pairs` are comparisons.
-    fn write(&self, points: &[Point], pairs: &[Pair]) -> Result<(), String> {
-        write(self.json.as_deref(), || bench::lines(points, pairs))?;
-        write(self.csv.as_deref(), || bench::csv(points))?;
-        write(self.html.as_deref(), || bench::page(points, pairs))?;
+    fn write(&self, points: &[Point], pairs: &[Pair]) -> Results {
+        let mut results = Results::default();
+        if let Some(path) = &self.json {
+            results.file(path, &bench::lines(points, pairs));
+        }
+        if let Some(path) = &self.csv {
+            results.file(path, &bench::csv(points));
+        }
+        if let Some(path) = &self.html {
+            results.file(path, &bench::page(points, pairs));
+        }
         if self.is_stdout_taken() {
-            return Ok(());
+            return results;
         }
-        out::line(bench::table(points).trim_end());
-        for (points, ratios) in pairs {
-            out::line(bench::compared(points, ratios).trim_end());
-        }
-        for line in bench::notes(points, pairs).iter().chain(&bench::overhead(points)) {
-            out::line(line);
-        }
-        Ok(())
+        let mut table = vec![bench::table(points).trim_end().to_owned()];
+        table.extend(pairs.iter().map(|(p, r)| bench::compared(p, r).trim_end().to_owned()));
+        table.extend(bench::notes(points, pairs));
+        table.extend(bench::overhead(points));
+        results.line(&table.join("\n"));
+        results
     }
 }
 
-/// Whether a file can be written. Changes none, and leaves none behind.
-pub fn can_write(path: &Path) -> Result<(), String> {
-    let is_there = path.exists();
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map_err(|e| format!("{} cannot be written: {e}", path.display()))?;
-    if !is_there {
-        // What stays behind where that fails is empty.
-        let _ = std::fs::remove_file(path);
-    }
-    Ok(())
-}
-
-fn write(to: Option<&Path>, text: impl FnOnce() -> String) -> Result<(), String> {
-    match to {
-        None => Ok(()),
-        Some(path) if path == Path::new("-") => {
-            out::line(text().trim_end());
-            Ok(())
-        }
-        Some(path) => std::fs::write(path, text())
-            .map_err(|e| format!("{} cannot be written: {e}", path.display())),
-    }
-}
-
-fn show_file(args: &ShowArgs) -> Result<u8, String> {
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", args.file.display());
-    let file = std::fs::File::open(&args.file).map_err(|e| named(&e))?;
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| named(&e))?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(named(&format!("more than {FILE_BYTES_MAX} bytes")));
-    }
-    let (points, pairs) = bench::read(&text).map_err(|e| named(&e))?;
-    args.output_to.write(&points, &pairs)?;
-    Ok(DONE)
+fn show_file(args: &ShowArgs) -> Result<u8, Failure> {
+    let text = results::read(&args.file, FILE_BYTES_MAX).map_err(cannot)?;
+    let (points, pairs) =
+        bench::read(&text).map_err(|e| cannot(format!("{}: {e}", args.file.display())))?;
+    Ok(args.output_to.write(&points, &pairs).code(DONE))
 }
 
 fn settings(args: &BenchArgs, context_tokens: Option<u32>) -> Settings {
@@ -341,13 +324,13 @@ fn consistent(args: &BenchArgs) -> Result<(), String> {
     }
 }
 
-fn measure(args: &BenchArgs) -> Result<u8, String> {
-    consistent(args)?;
-    args.output_to.check()?;
+fn measure(args: &BenchArgs) -> Result<u8, Failure> {
+    consistent(args).and_then(|()| args.output_to.check()).map_err(cannot)?;
     raise_file_limit();
     // One thread: waking another one for each chunk would cost more than reading it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
+    let runtime =
+        runtime.map_err(|e| Failure::new(Exit::Unexpected, format!("no runtime: {e}")))?;
     let progress = Progress::default();
     let shown = show_progress(&progress);
     let result = runtime.block_on(measure_all(args, &progress));
@@ -356,31 +339,37 @@ fn measure(args: &BenchArgs) -> Result<u8, String> {
     if points.iter().all(|p| p.totals.completed == 0) {
         let why = bench::notes(&points, &pairs).join("\n");
         if progress.is_stopped() {
-            return Err(format!("ended before a request was answered in full\n{why}"));
+            return Err(ended(format!("ended before a request was answered in full\n{why}")));
         }
-        return Err(format!("not one request was answered in full\n{why}"));
+        let words = format!("not one request was answered in full\n{why}");
+        return Err(Failure::new(Exit::Unwell, words));
     }
     if progress.is_stopped() {
-        crate::out::complain(format_args!(
+        out::complain(format_args!(
             "lockstep: ended early: what follows is of the runs that were whole, and of a load's \
              first run where none was"
         ));
     }
-    args.output_to.write(&points, &pairs)?;
+    let results = args.output_to.write(&points, &pairs);
     let is_narrow = if args.compare.is_some() {
         pairs.iter().all(|(_, c)| c.is_conclusive)
     } else {
         points.iter().all(|p| p.extra.as_ref().is_some_and(|e| e.is_conclusive))
     };
     let is_whole = !progress.is_stopped();
-    Ok(if is_narrow && is_whole { DONE } else { INCONCLUSIVE })
+    Ok(results.code(if is_narrow && is_whole { DONE } else { INCONCLUSIVE }))
+}
+
+/// What an operator ended before there was anything to show.
+fn ended(words: impl std::fmt::Display) -> Failure {
+    Failure { code: ENDED, ..Failure::new(Exit::Unexpected, words) }
 }
 
 type Measured = (Vec<Point>, Vec<Pair>);
 
-async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, String> {
-    let ended = progress.clone();
-    crate::interrupt::once(move || ended.stop());
+async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, Failure> {
+    let stopped = progress.clone();
+    crate::interrupt::once(move || stopped.stop());
     let first = server(args, &args.url, progress).await?;
     let (mut points, mut pairs) = (Vec::new(), Vec::new());
     match &args.compare {
@@ -402,11 +391,11 @@ async fn measure_all(args: &BenchArgs, progress: &Progress) -> Result<Measured, 
     Ok((points, pairs))
 }
 
-async fn server(args: &BenchArgs, url: &str, progress: &Progress) -> Result<Server, String> {
-    let target = Target::parse(url).map_err(|e| e.to_string())?;
+async fn server(args: &BenchArgs, url: &str, progress: &Progress) -> Result<Server, Failure> {
+    let target = Target::parse(url).map_err(cannot)?;
     let target = target
         .with_api_key(args.api_key.as_deref())
-        .map_err(|e| e.to_string())?
+        .map_err(cannot)?
         .with_model(args.model.as_deref())
         .with_timeouts(Timeouts {
             total: Duration::from_secs(args.timeout),
@@ -421,8 +410,11 @@ async fn server(args: &BenchArgs, url: &str, progress: &Progress) -> Result<Serv
         (_, None) => None,
     };
     tokio::select! {
-        server = Server::probe(Client::new(target), call) => server.map_err(|e| e.to_string()),
-        () = progress.stopped() => Err("ended before the server had answered".to_owned()),
+        server = Server::probe(Client::new(target), call) => server.map_err(|e| {
+            let exit = if e.is_silent() { Exit::NoServer } else { Exit::Unwell };
+            Failure::new(exit, e)
+        }),
+        () = progress.stopped() => Err(ended("ended before the server had answered")),
     }
 }
 

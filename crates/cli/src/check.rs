@@ -1,13 +1,17 @@
 //! `lockstep check`: arguments and wiring of the corruption gate.
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{ENDED, Exit, Failure};
 use crate::out;
+use crate::results::{self, CANNOT, Results};
 use clap::{Args, ValueEnum, ValueHint};
 use lockstep_check::Stop;
+use lockstep_check::bench::FILE_BYTES_MAX;
 use lockstep_check::client::{Client, Target, Timeouts};
 use lockstep_check::dialogue::Kind;
 use lockstep_check::report;
-use lockstep_check::run::{Claim, Conclusion, Finding, Options, Profile, Progress, Watch, check};
+use lockstep_check::run::{
+    CheckError, Claim, Conclusion, Finding, Options, Profile, Progress, Watch, check,
+};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -117,7 +121,7 @@ const CODES: &str = "Exit codes of check:\n  \
     0  clean, and every captured batch size was exercised\n  \
     1  corrupted\n  \
     2  inconclusive: too little evidence or coverage, or ended early; it says which\n  \
-    3  it could not run";
+    3  it could not run, or is clean and a report could not be written";
 
 /// What stands below its help.
 pub fn help() -> String {
@@ -142,38 +146,53 @@ fn rate(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("'{text}' is no rate between 0 and 1; write 0.1% or 0.001"))
 }
 
-/// What makes it end with 3.
+/// What is wrong with what was asked for.
 fn cannot(words: impl std::fmt::Display) -> Failure {
-    Failure::new(Exit::Settings, words)
+    Failure::new(Exit::Usage, words)
+}
+
+/// Why there is no finding.
+fn failed(e: CheckError) -> Failure {
+    let exit = match &e {
+        CheckError::Options(_) | CheckError::Log { .. } => Exit::Usage,
+        CheckError::Silent { .. } => Exit::NoServer,
+        CheckError::Server { outcome, .. } if outcome.is_silent() => Exit::NoServer,
+        CheckError::Server { .. } | CheckError::NoAnswer { .. } => Exit::Unwell,
+        CheckError::Ended => return Failure { code: ENDED, ..Failure::new(Exit::Unexpected, e) },
+    };
+    Failure::new(exit, e)
 }
 
 /// Runs it. Its exit codes are its own.
 pub fn run(args: &CheckArgs) -> ExitCode {
     match checked(args) {
-        Ok(Conclusion::Clean) => ExitCode::from(0),
-        Ok(Conclusion::Corrupted { .. }) => ExitCode::from(1),
-        Ok(Conclusion::Inconclusive { .. }) => ExitCode::from(2),
+        Ok(finding) => {
+            let verdict = match finding.conclude() {
+                Conclusion::Clean => 0,
+                Conclusion::Corrupted { .. } => 1,
+                Conclusion::Inconclusive { .. } => 2,
+            };
+            ExitCode::from(publish(args, &finding).code(verdict))
+        }
         Err(failure) => {
             if args.json {
-                out::line(failure.to_json());
+                // What cannot be printed there is said below.
+                let _ = out::try_line(failure.to_json_of(CANNOT));
             }
-            crate::out::complain(format_args!("lockstep: {}", failure.message));
+            out::complain(format_args!("lockstep: {}", failure.message));
             ExitCode::from(CANNOT)
         }
     }
 }
 
-/// The exit code of a check that could not run, a wrong command line included.
-pub const CANNOT: u8 = 3;
-
-fn checked(args: &CheckArgs) -> Result<Conclusion, Failure> {
+fn checked(args: &CheckArgs) -> Result<Finding, Failure> {
     let options = options(args)?;
     let client = client(args)?;
     for path in [&args.save, &args.html].into_iter().flatten() {
-        crate::bench::can_write(path).map_err(cannot)?;
+        results::can_write(path).map_err(cannot)?;
     }
     let runtime = tokio::runtime::Runtime::new()
-        .map_err(|e| cannot(format!("no threads for the client: {e}")))?;
+        .map_err(|e| Failure::new(Exit::Unexpected, format!("no threads for the client: {e}")))?;
     let bar = bar(args.json);
     let stop = Stop::default();
     let found = runtime.block_on(async {
@@ -182,29 +201,20 @@ fn checked(args: &CheckArgs) -> Result<Conclusion, Failure> {
         check(client, options, watch(&bar), stop).await
     });
     bar.finish_and_clear();
-    let finding = found.map_err(cannot)?;
-    publish(args, &finding)?;
-    Ok(finding.conclude())
+    found.map_err(failed)
 }
 
-fn publish(args: &CheckArgs, finding: &Finding) -> Result<(), Failure> {
-    let json = report::json(finding);
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text)
-            .map_err(|e| cannot(format!("{} cannot be written: {e}", path.display())))
-    };
+fn publish(args: &CheckArgs, finding: &Finding) -> Results {
+    let json = report::json(finding).to_string();
+    let mut results = Results::default();
     if let Some(path) = &args.save {
-        write(path, format!("{json}\n"))?;
+        results.file(path, &format!("{json}\n"));
     }
     if let Some(path) = &args.html {
-        write(path, report::html(finding))?;
+        results.file(path, &report::html(finding));
     }
-    if args.json {
-        out::line(&json);
-    } else {
-        out::line(report::summary(finding).trim_end());
-    }
-    Ok(())
+    results.line(&if args.json { json } else { report::summary(finding) });
+    results
 }
 
 fn client(args: &CheckArgs) -> Result<Client, Failure> {
@@ -266,8 +276,7 @@ fn kinds(names: &[String]) -> Result<Vec<Kind>, Failure> {
 }
 
 fn replayed(path: &Path) -> Result<Options, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| cannot(format!("{} cannot be read: {e}", path.display())))?;
+    let text = results::read(path, FILE_BYTES_MAX).map_err(cannot)?;
     report::replay(&text).map_err(|e| cannot(format!("{} {e}", path.display())))
 }
 

@@ -91,11 +91,14 @@ fn pictures(chosen: &[Drill], folder: &Path, args: &DrillArgs) -> Result<Exit, F
         Failure::new(Exit::Unexpected, format!("{} cannot be written: {e}", path.display()))
     };
     std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
-    let mut written = Vec::new();
+    let (mut written, mut lost) = (Vec::new(), None);
     for d in chosen {
         let Some(svg) = drill::picture(d, args.seed) else { continue };
         let path = folder.join(format!("{}.svg", d.name));
-        std::fs::write(&path, svg).map_err(|e| failed(&path, e))?;
+        if let Err(e) = std::fs::write(&path, svg) {
+            lost = lost.or(Some(failed(&path, e)));
+            continue;
+        }
         match args.json {
             true => written.push(json!({"name": d.name, "path": path})),
             false => out::line(path.display()),
@@ -103,8 +106,14 @@ fn pictures(chosen: &[Drill], folder: &Path, args: &DrillArgs) -> Result<Exit, F
     }
     if args.json {
         out::line(Value::Array(written));
+        // The list is out by now: where machines read it there is no second document.
+        if let Some(failure) = lost {
+            out::complain(format_args!("lockstep: {}", failure.message));
+            return Ok(failure.exit);
+        }
+        return Ok(Exit::Done);
     }
-    Ok(Exit::Done)
+    lost.map_or(Ok(Exit::Done), Err)
 }
 
 /// Where a drill's result goes.

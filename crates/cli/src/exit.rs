@@ -35,6 +35,27 @@ pub enum Exit {
     NotChanged = 12,
 }
 
+impl Exit {
+    /// Its name in the JSON of a failure.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Exit::Done => "done",
+            Exit::Unexpected => "unexpected",
+            Exit::Usage => "usage",
+            Exit::Settings => "settings",
+            Exit::NoModel => "no_model",
+            Exit::BadModel => "bad_model",
+            Exit::Resources => "resources",
+            Exit::Listen => "listen",
+            Exit::NoServer => "no_server",
+            Exit::Unwell => "unwell",
+            Exit::Missed => "missed",
+            Exit::RolledBack => "rolled_back",
+            Exit::NotChanged => "not_changed",
+        }
+    }
+}
+
 /// Every code with its meaning.
 pub const TABLE: &[(Exit, &str)] = &[
     (Exit::Done, "done; for serve: stopped by a signal and drained"),
@@ -82,11 +103,16 @@ pub fn interrupted() -> String {
     format!("  {INTERRUPTED}  a second signal ended a draining server at once")
 }
 
+/// The code of a failure where an operator ended a command before it had anything to say.
+pub const ENDED: &str = "ended";
+
 /// A command's failure: the code, words for people, and data for machines.
 #[derive(Debug)]
 pub struct Failure {
     /// What the process exits with.
     pub exit: Exit,
+    /// Its name for machines; [`Exit::code`], or [`ENDED`].
+    pub code: &'static str,
     /// What was asked for, what was found, what would work.
     pub message: String,
     /// More for `--json`, or null.
@@ -96,14 +122,20 @@ pub struct Failure {
 impl Failure {
     /// A failure without detail.
     pub fn new(exit: Exit, message: impl fmt::Display) -> Failure {
-        Failure { exit, message: message.to_string(), detail: serde_json::Value::Null }
+        let (code, message) = (exit.code(), message.to_string());
+        Failure { exit, code, message, detail: serde_json::Value::Null }
     }
 
     /// The line that `--json` prints on standard output.
     pub fn to_json(&self) -> serde_json::Value {
+        self.to_json_of(self.exit as u8)
+    }
+
+    /// The same for a command whose exit codes are its own.
+    pub fn to_json_of(&self, exit: u8) -> serde_json::Value {
         serde_json::json!({"error": {
-            "code": format!("{:?}", self.exit).to_lowercase(),
-            "exit": self.exit as u8,
+            "code": self.code,
+            "exit": exit,
             "message": self.message,
             "detail": self.detail,
         }})
@@ -119,5 +151,22 @@ mod tests {
         for (at, (exit, _)) in TABLE.iter().enumerate() {
             assert_eq!(*exit as usize, at);
         }
+    }
+
+    /// Names of codes were once Rust's, in lower case (`noserver`), and stood on no page.
+    #[test]
+    fn every_code_s_name_is_documented() {
+        let page = include_str!("../../../docs/cli.md");
+        for (exit, meaning) in TABLE {
+            let code = if *exit == Exit::Done { "" } else { exit.code() };
+            let start = match code {
+                "" => format!("| {} | | ", *exit as u8),
+                code => format!("| {} | `{code}` | ", *exit as u8),
+            };
+            let line = page.lines().find(|l| l.starts_with(&start));
+            let line = line.unwrap_or_else(|| panic!("no line starts with {start}"));
+            assert_eq!(line.replace('`', "").matches(meaning).count(), 1, "{line}");
+        }
+        assert!(page.contains(&format!("`{ENDED}`")));
     }
 }

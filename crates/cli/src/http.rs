@@ -1,7 +1,7 @@
 //! One GET of plain HTTP/1, enough to ask a server on one's own network.
 
 use core::fmt;
-use lockstep_check::client::NoServer;
+use lockstep_check::client::{NoAnswer, NoServer};
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -40,6 +40,11 @@ impl fmt::Display for GetError {
                 write!(f, "'{url}' {what}; write it as http://HOST:PORT")
             }
             GetError::Connect { url, why } => NoServer { url, why: &why.to_string() }.fmt(f),
+            GetError::Answer { address, why }
+                if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            {
+                NoAnswer { url: address, seconds: ANSWER.as_secs() }.fmt(f)
+            }
             GetError::Answer { address, why } => {
                 write!(f, "the server at {address} did not answer: {why}")
             }
@@ -131,6 +136,14 @@ mod tests {
         for bad in ["https://a", "ftp://a", "http://", "http://u@a", "http://a b"] {
             assert!(split(bad).is_err(), "{bad}");
         }
+    }
+
+    /// What was found: "did not answer: Resource temporarily unavailable (os error 11)".
+    #[test]
+    fn a_server_that_does_not_answer_in_time_is_said_to_be_one() {
+        let why = io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error());
+        let words = GetError::Answer { address: "a:1".into(), why }.to_string();
+        assert_eq!(words, "the server at a:1 does not answer within 20 s");
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod overlap_race;
 mod plan;
 mod pull;
 mod resolve;
+mod results;
 mod serve;
 mod settings;
 mod status;
@@ -72,14 +73,15 @@ fn misused(e: &clap::Error) -> ExitCode {
     }
     // A measurement's or a gate's 2 means inconclusive.
     let exit = match std::env::args_os().nth(1) {
-        Some(command) if command == "bench" => bench::CANNOT,
-        Some(command) if command == "check" => check::CANNOT,
+        Some(command) if command == "bench" || command == "check" => results::CANNOT,
         _ => Exit::Usage as u8,
     };
-    if std::env::args_os().any(|arg| arg == "--json") {
+    if std::env::args_os().any(|arg| arg == "--json" || arg == "--json=-") {
         let words = e.render().to_string();
         let message = words.trim_start_matches("error: ").trim_end();
-        out::line(json!({"error": {"code": "usage", "exit": exit, "message": message}}));
+        let failure = Failure::new(Exit::Usage, message);
+        // What cannot be printed there is printed below.
+        let _ = out::try_line(failure.to_json_of(exit));
     }
     let _ = e.print();
     ExitCode::from(exit)

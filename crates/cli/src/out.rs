@@ -14,14 +14,22 @@ pub fn reader_is_gone() -> bool {
 /// Prints `text` and a line's end. A reader that has gone away has what it wanted: what is still to
 /// be done is done, and the process ends with the code that tells how.
 pub fn line(text: impl std::fmt::Display) {
+    if let Err(e) = try_line(text) {
+        complain(format_args!("lockstep: standard output cannot be written: {e}"));
+        std::process::exit(1);
+    }
+}
+
+/// Prints as [`line`] does, for a command that goes on where that fails: 1 is a verdict of its own
+/// for `check`.
+pub fn try_line(text: impl std::fmt::Display) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Ok(()) => {}
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => READER_IS_GONE.store(true, Relaxed),
-        Err(e) => {
-            complain(format_args!("lockstep: standard output cannot be written: {e}"));
-            std::process::exit(1);
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+            READER_IS_GONE.store(true, Relaxed);
+            Ok(())
         }
+        result => result,
     }
 }
 

@@ -10,15 +10,17 @@ pub fn show(args: &PlanShowArgs) -> Result<Exit, Failure> {
     let loaded = settings::load(args.config.as_deref(), std::env::vars_os(), &args.knobs)?;
     let files = resolve::model(&loaded.settings, store)?;
     let shown = build::describe_plan(&loaded.settings, &files, &args.bucket)?;
-    if let Some(path) = &args.svg {
-        std::fs::write(path, &shown.svg).map_err(|e| {
-            Failure::new(Exit::Unexpected, format!("{} cannot be written: {e}", path.display()))
-        })?;
-    }
     if args.json {
         out::line(&shown.json);
     } else {
         out::line(shown.text.trim_end());
+    }
+    // The plan is out by now: where machines read it there is no second document.
+    if let Some(path) = &args.svg
+        && let Err(e) = std::fs::write(path, &shown.svg)
+    {
+        out::complain(format_args!("lockstep: {} cannot be written: {e}", path.display()));
+        return Ok(Exit::Unexpected);
     }
     Ok(Exit::Done)
 }

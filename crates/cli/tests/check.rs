@@ -57,7 +57,9 @@ fn a_sound_server_is_clean_and_every_damaged_answer_is_found() {
     let upstream = server.url().strip_prefix("http://").unwrap();
     let plan = Plan { fault: Fault::Alter, one_in: 4, after: calibrated, seed: 1 };
     let proxy = proxy::start(upstream, plan).unwrap();
-    let out = check("altered", &[&[proxy.address.as_str()][..], &sizes].concat());
+    // A page that cannot be written once made every verdict 3.
+    let full = ["--html", "/dev/full"];
+    let out = check("altered", &[&[proxy.address.as_str()][..], &sizes, &full].concat());
     let altered = report(&out);
     assert_eq!(out.status.code(), Some(1), "{altered:#}");
     assert!(proxy.faults() > 0);
@@ -100,10 +102,53 @@ fn a_check_that_is_interrupted_says_and_saves_what_it_has() {
     assert_eq!(saved["options"]["sessions"], 64);
 }
 
+/// A report that could not be written at the end once took the verdict and the other report along.
+#[test]
+fn a_report_that_cannot_be_written_loses_neither_the_verdict_nor_the_other() {
+    let server = serve("full-disk");
+    let page = temp_dir("full-disk-page").join("check.html");
+    let out = check(
+        "full-disk-out",
+        &[
+            &[server.url(), "--sessions", "8", "--rounds", "2", "--save", "/dev/full"][..],
+            &["--html", page.to_str().unwrap()],
+        ]
+        .concat(),
+    );
+    let (said, complaint) =
+        (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert_eq!(out.status.code(), Some(3), "{said}{complaint}");
+    assert!(said.contains("CLEAN"), "{said}");
+    assert!(complaint.contains("/dev/full cannot be written: "), "{complaint}");
+    assert!(std::fs::read_to_string(page).unwrap().contains("<svg"));
+}
+
+/// What was found: nothing was said for as long as an answer may take, five minutes by default.
+#[test]
+fn a_server_that_never_answers_is_named_by_check_and_bench() {
+    // The system takes connections for it.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    for command in ["check", "bench"] {
+        for more in [&[][..], &["--model", "m"]] {
+            let mut run = Command::new(lockstep());
+            run.args([command, &url, "--timeout", "1"]).args(more);
+            let out = run.current_dir(temp_dir("silent")).output().unwrap();
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert_eq!(out.status.code(), Some(3), "{command} {more:?}: {said}");
+            let words = format!("the server at {url} does not answer within 1 s");
+            assert!(said.contains(&words), "{command} {more:?}: {said}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_run_is_3_and_says_why() {
     for (args, words) in [
-        (&["http://127.0.0.1:9"][..], "127.0.0.1:9"),
+        (&["--replay", "/dev/zero"][..], "/dev/zero has more than the 268435456 bytes"),
+        (&["--decode-log", "/"], "the decode log / cannot be read: it is a folder"),
+        (&["--decode-log", "journal:"], "a unit's name is missing"),
+        (&["http://127.0.0.1:9"], "127.0.0.1:9"),
         (&["https://example.org"], "http://HOST:PORT"),
         (&["http://127.0.0.1:9/?x=1"], "'http://127.0.0.1:9/' would work"),
         (&["--sessions", "0"], "--sessions is 0"),

@@ -69,6 +69,7 @@ fn a_wrong_command_line_is_json_for_machines_too() {
         let e: Value =
             serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
         assert_eq!((&e["error"]["code"], &e["error"]["exit"]), (&"usage".into(), &2.into()));
+        assert!(e["error"].as_object().unwrap().contains_key("detail"), "{e}");
         assert!(e["error"]["message"].as_str().unwrap().contains(args[2]), "{e}");
         assert!(String::from_utf8_lossy(&out.stderr).starts_with("error: "), "{out:?}");
     }
@@ -192,7 +193,36 @@ fn every_command_says_the_same_of_a_server_that_is_not_there() {
         assert!(said.contains(&wanted), "{command:?}: {said}");
         let code = if ["bench", "check"].contains(&command[0]) { 3 } else { 8 };
         assert_eq!(out.status.code(), Some(code), "{command:?}");
+        // `check --json` once called it a wrong setting, and `bench --json -` had no code.
+        let json: &[&str] = if command[0] == "bench" { &["--json", "-"] } else { &["--json"] };
+        let out = run(&dir, &[command, json].concat(), &[]);
+        let e: Value = serde_json::from_slice(&out.stdout).unwrap();
+        let failure = e["error"].as_object().unwrap();
+        assert_eq!((&failure["code"], &failure["exit"]), (&"no_server".into(), &code.into()));
+        assert!(failure.contains_key("detail"), "{e}");
     }
+}
+
+/// What was found: a table of `bench` was lost where a file could not be written after it.
+#[test]
+fn a_table_is_shown_where_a_file_cannot_be_written() {
+    let dir = temp_dir("full-table");
+    let point = r#"{"backend": "lockstep", "max_concurrency": 4, "completed": 8, "duration": 2.0,
+        "total_input_tokens": 80, "total_output_tokens": 64, "request_throughput": 4.0,
+        "output_throughput": 32.0, "mean_ttft_ms": 12.0}"#;
+    std::fs::write(dir.join("old.jsonl"), point.replace('\n', " ")).unwrap();
+    let show = ["bench", "show", "old.jsonl", "--html", "/dev/full", "--csv", "new.csv"];
+    let out = run(&dir, &show, &[]);
+    assert_eq!(out.status.code(), Some(3), "{}", words(&out));
+    assert!(words(&out).contains("/dev/full cannot be written: "), "{}", words(&out));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("TTFT ms"), "{}", words(&out));
+    assert!(std::fs::metadata(dir.join("new.csv")).unwrap().len() > 0);
+    // Standard output is one place of several.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let show = ["bench", "show", "old.jsonl", "--html", "new.html"];
+    let ended = Command::new(lockstep()).args(show).current_dir(&dir).stdout(full).status();
+    assert_eq!(ended.unwrap().code(), Some(3));
+    assert!(std::fs::metadata(dir.join("new.html")).unwrap().len() > 0);
 }
 
 /// Opening a named pipe waits for a writer: `serve` once did, for ever.

@@ -257,7 +257,7 @@ fn a_failure_names_every_source_and_why() {
     let out = world.pull(&["--json"]);
     assert_eq!(out.status.code(), Some(4));
     let said = report(&out)["error"].clone();
-    assert_eq!(said["code"], "nomodel");
+    assert_eq!(said["code"], "no_model");
     let tried = said["detail"].as_array().unwrap();
     let named = |at: usize| (tried[at]["source"].as_str().unwrap(), tried[at]["why"].to_string());
     assert_eq!(tried.len(), 3);

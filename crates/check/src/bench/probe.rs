@@ -2,7 +2,7 @@
 
 use super::prompt::{Form, words};
 use super::seeded::Seeded;
-use crate::client::{Call, Client, Exchange, NoServer, Outcome, Reading, Usage};
+use crate::client::{Call, Client, Exchange, NoAnswer, NoServer, Outcome, Reading, Usage};
 use core::fmt;
 use serde_json::{Value, json};
 
@@ -28,6 +28,8 @@ pub struct Server {
 /// Why a server cannot be measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ProbeError {
+    /// It takes a connection, and does not even list its models.
+    Silent { url: String, seconds: u64 },
     /// No model, or no list of them.
     Model { url: String, outcome: Outcome },
     /// No short request was answered.
@@ -36,12 +38,24 @@ pub enum ProbeError {
     Count { url: String },
 }
 
+impl ProbeError {
+    /// Whether nothing that speaks HTTP answered.
+    pub fn is_silent(&self) -> bool {
+        match self {
+            ProbeError::Silent { .. } => true,
+            ProbeError::Model { outcome, .. } => outcome.is_silent(),
+            ProbeError::Generate { .. } | ProbeError::Count { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for ProbeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ProbeError::Model { url, outcome: Outcome::Connect { why } } => {
                 NoServer { url, why }.fmt(f)
             }
+            ProbeError::Silent { url, seconds } => NoAnswer { url, seconds: *seconds }.fmt(f),
             ProbeError::Model { url, outcome } => {
                 write!(f, "{url} names no model at /v1/models ({outcome}); name one with --model")
             }
@@ -94,9 +108,13 @@ impl Server {
     /// Asks `client`'s server. Without `call`, `/v1/completions` is tried first.
     pub async fn probe(client: Client, call: Option<Call>) -> Result<Server, ProbeError> {
         let url = client.target().to_string();
-        let (context_tokens, owned_by) = models(&client).await;
-        let named = client.discover().await;
-        let client = named.map_err(|outcome| ProbeError::Model { url: url.clone(), outcome })?;
+        let seconds = client.models_limit().as_secs();
+        let failed = |outcome| match outcome {
+            Outcome::Timeout { .. } => ProbeError::Silent { url: url.clone(), seconds },
+            outcome => ProbeError::Model { url: url.clone(), outcome },
+        };
+        let (context_tokens, owned_by) = models(&client).await.map_err(failed)?;
+        let client = client.discover().await.map_err(failed)?;
         let mut server = Server {
             client,
             call: call.unwrap_or(Call::Completions),
@@ -199,10 +217,14 @@ impl Server {
 }
 
 /// What `/v1/models` says beside the name; nothing where there is no such list.
-async fn models(client: &Client) -> (Option<u32>, String) {
-    let reply = client.get("/v1/models").await.ok().and_then(|r| r.json()).unwrap_or(Value::Null);
+async fn models(client: &Client) -> Result<(Option<u32>, String), Outcome> {
+    let reply = match client.models().await {
+        // It would not answer a second time either.
+        Err(late @ Outcome::Timeout { .. }) => return Err(late),
+        reply => reply.ok().and_then(|r| r.json()).unwrap_or(Value::Null),
+    };
     let first = &reply["data"][0];
     let context = first["max_model_len"].as_u64().and_then(|n| u32::try_from(n).ok());
     let owner: String = first["owned_by"].as_str().unwrap_or("unknown").chars().take(64).collect();
-    (context, owner.replace(char::is_control, " "))
+    Ok((context, owner.replace(char::is_control, " ")))
 }

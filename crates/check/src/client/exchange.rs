@@ -72,6 +72,35 @@ impl fmt::Display for NoServer<'_> {
     }
 }
 
+impl Outcome {
+    /// Whether nothing that speaks HTTP answered, rather than a server with other words.
+    pub fn is_silent(&self) -> bool {
+        matches!(
+            self,
+            Outcome::Connect { .. }
+                | Outcome::Timeout { .. }
+                | Outcome::Cut { .. }
+                | Outcome::Protocol { fault: ProtocolFault::Http { .. } }
+        )
+    }
+}
+
+/// What every command says of a server that takes a connection and no more.
+#[derive(Clone, Copy, Debug)]
+pub struct NoAnswer<'a> {
+    /// Where.
+    pub url: &'a str,
+    /// How long was waited.
+    pub seconds: u64,
+}
+
+impl fmt::Display for NoAnswer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NoAnswer { url, seconds } = self;
+        write!(f, "the server at {url} does not answer within {seconds} s")
+    }
+}
+
 impl fmt::Display for ProtocolFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

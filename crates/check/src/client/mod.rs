@@ -13,8 +13,8 @@ mod target;
 
 pub use answer::TOOL_CALLS_MAX;
 pub use exchange::{
-    Abort, ChunkTime, Exchange, NoServer, Outcome, Phase, ProtocolFault, Reading, Token, ToolCall,
-    Usage,
+    Abort, ChunkTime, Exchange, NoAnswer, NoServer, Outcome, Phase, ProtocolFault, Reading, Token,
+    ToolCall, Usage,
 };
 pub use sse::{Event, EventTooLarge, SseReader};
 pub use target::{Target, TargetError, Timeouts};
@@ -36,6 +36,8 @@ pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 const ERROR_BYTES_MAX: usize = 64 << 10;
 /// Retries of a request that met a connection which had been closed before it was sent.
 const UNSENT_MAX: usize = 3;
+/// How long a list of models may take: no request's answer is waited for behind it.
+const MODELS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Which endpoint generates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +102,7 @@ impl Client {
         if self.target.model.is_some() {
             return Ok(self);
         }
-        let reply = self.get("/v1/models").await?;
+        let reply = self.models().await?;
         let models = reply.json().unwrap_or(Value::Null);
         let id = models["data"][0]["id"].as_str().map(str::to_owned);
         let Some(id) = id.filter(|_| reply.status == 200) else {
@@ -108,6 +110,17 @@ impl Client {
         };
         let target = Target { model: Some(id), ..(*self.target).clone() };
         Ok(Client { target: Arc::new(target), pool: self.pool })
+    }
+
+    /// `/v1/models`, whatever the status, within [`Client::models_limit`].
+    pub async fn models(&self) -> Result<Reply, Outcome> {
+        let late = Err(Outcome::Timeout { phase: Phase::Total });
+        timeout(self.models_limit(), self.get("/v1/models")).await.unwrap_or(late)
+    }
+
+    /// How long a list of models is waited for.
+    pub fn models_limit(&self) -> Duration {
+        self.target.timeouts.total.min(MODELS_TIMEOUT)
     }
 
     /// GET, whatever the status.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,18 +40,28 @@ impl DecodeLog {
     /// Opens a log and skips what is in it: a file, a pipe, or with `journal:UNIT` the journal of
     /// a unit of systemd.
     pub fn open(path: &Path) -> io::Result<DecodeLog> {
+        let refused = |what: &str| {
+            let why = format!("{what}; a file, a pipe or journal:UNIT would work");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+        };
         let source = match path.to_str().and_then(|p| p.strip_prefix(JOURNAL)) {
+            Some(unit) if unit.trim().is_empty() => return refused("a unit's name is missing"),
             Some(unit) => journal(unit)?,
-            None if std::fs::metadata(path)?.is_file() => {
-                let mut file = File::open(path)?;
-                file.seek(SeekFrom::End(0))?;
-                Source::File(file)
-            }
-            None => {
-                let path = PathBuf::from(path);
-                // Who opens a pipe waits for its writer.
-                pipe(move || File::open(path), None)
-            }
+            None => match std::fs::metadata(path)?.file_type() {
+                kind if kind.is_file() => {
+                    let mut file = File::open(path)?;
+                    file.seek(SeekFrom::End(0))?;
+                    Source::File(file)
+                }
+                kind if kind.is_fifo() => {
+                    let path = PathBuf::from(path);
+                    // Who opens a pipe waits for its writer.
+                    pipe(move || File::open(path), None)
+                }
+                kind if kind.is_dir() => return refused("it is a folder"),
+                kind if kind.is_socket() => return refused("it is a socket"),
+                _ => return refused("it is a device"),
+            },
         };
         Ok(DecodeLog { source, rest: Vec::new() })
     }
@@ -194,6 +205,23 @@ mod tests {
         assert_eq!(log.lines(), []);
         std::fs::remove_file(path).unwrap();
     }
+
+    /// A folder was once followed in silence, /dev/zero read for as long as a check took, and
+    /// `journal:` asked for the journal of a unit called nothing.
+    #[test]
+    fn what_is_neither_a_file_nor_a_pipe_is_refused() {
+        for (path, words) in [
+            ("/", "it is a folder"),
+            ("/dev/null", "it is a device"),
+            ("/dev/zero", "it is a device"),
+            ("journal:", "a unit's name is missing"),
+            ("journal: ", "a unit's name is missing"),
+        ] {
+            let why = DecodeLog::open(Path::new(path)).unwrap_err().to_string();
+            assert!(why.starts_with(words) && why.contains("would work"), "{path}: {why}");
+        }
+    }
+
     /// `--decode-log <(journalctl -fu UNIT -o cat)` once could not be opened: a pipe has no end.
     #[test]
     fn a_pipe_is_read_like_a_file() {

@@ -22,7 +22,7 @@ pub use options::{
 pub use prompt::{Prompts, Writer, write};
 
 use crate::calibration::Calibration;
-use crate::client::{Client, NoServer, Outcome, Target};
+use crate::client::{Client, NoAnswer, NoServer, Outcome, Target};
 use crate::coverage::{self, Bucket, Coverage, DecodeLog, Facts};
 use crate::dialogue::{Kind, Rng, Session, make};
 use crate::judge::Registry;
@@ -46,6 +46,8 @@ pub enum CheckError {
     Options(OptionsError),
     /// The server does not answer.
     Server { url: String, outcome: Outcome },
+    /// It takes a connection, and does not even list its models.
+    Silent { url: String, seconds: u64 },
     /// Not one request was answered alone.
     NoAnswer { url: String, first: String },
     /// The decode log cannot be read.
@@ -66,6 +68,7 @@ impl fmt::Display for CheckError {
             CheckError::Server { url, outcome: Outcome::Connect { why } } => {
                 NoServer { url, why }.fmt(f)
             }
+            CheckError::Silent { url, seconds } => NoAnswer { url, seconds: *seconds }.fmt(f),
             CheckError::Server { url, outcome } => {
                 write!(f, "the server at {url} cannot be asked: {outcome}")
             }
@@ -101,14 +104,17 @@ pub async fn check(
 ) -> Result<Finding, CheckError> {
     options.validate()?;
     let url = client.target().to_string();
-    let failed = |outcome| CheckError::Server { url: url.clone(), outcome };
-    let client = client.discover().await.map_err(failed)?;
-    let observed = observed(&client, &options)?;
-    let facts = coverage::facts(&observed).await.map_err(failed)?;
     let log = options.decode_log.as_deref().map(|path| {
         DecodeLog::open(path).map_err(|e| CheckError::Log { path: path.into(), why: e.to_string() })
     });
     let mut log = log.transpose()?;
+    if let Err(Outcome::Timeout { .. }) = client.models().await {
+        return Err(CheckError::Silent { url, seconds: client.models_limit().as_secs() });
+    }
+    let failed = |outcome| CheckError::Server { url: url.clone(), outcome };
+    let client = client.discover().await.map_err(failed)?;
+    let observed = observed(&client, &options)?;
+    let facts = coverage::facts(&observed).await.map_err(failed)?;
     let deterministic = match options.deterministic {
         Claim::Yes => true,
         Claim::No => false,

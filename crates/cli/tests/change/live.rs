@@ -105,7 +105,7 @@ fn what_cannot_work_is_not_begun() {
     assert!(code == 12 && done["error"]["message"].to_string().contains("--yes"), "{done}");
     assert!(site.log().is_empty());
     let (code, done, _) = run(&mut site.change(&["--url", "http://127.0.0.1:1", "--set", "a.b=1"]));
-    assert_eq!((code, &done["error"]["code"]), (8, &json!("noserver")));
+    assert_eq!((code, &done["error"]["code"]), (8, &json!("no_server")));
     // Nobody is there to be asked about an address that cannot be asked.
     for command in [&["--set", "a.b=1"][..], &["init"]] {
         let https = [&["--url", "https://example.org"], command].concat();
