@@ -245,6 +245,28 @@ fn coverage_is_inferred_from_slots_and_filled() {
     assert!(why[0].contains("--decode-log"), "{why:?}");
 }
 
+/// With --accept-partial-coverage a summary once was CLEAN like any other, and did not say what the
+/// load had missed.
+#[test]
+fn accepted_gaps_are_told() {
+    let clerk = Clerk { slots: 16, ..Clerk::default() };
+    let url = format!("http://{}", clerk::start(clerk));
+    let mut finding = run(&url, &some(&[Kind::Echo, Kind::Report], 12), PATIENT);
+    // Which sizes so quick a server is seen with is chance.
+    finding.coverage.buckets.iter_mut().for_each(|b| b.seen = u64::from(b.rows <= 4));
+    let (summary, page) = (report::summary(&finding), report::html(&finding));
+    assert_eq!(finding.conclude(), Conclusion::Clean, "{summary}");
+    assert!(summary.starts_with("CLEAN (partial coverage)  0 of "), "{summary}");
+    assert!(summary.contains("\n             missed: 8, 12\n"), "{summary}");
+    assert!(page.contains("<h1>clean (partial coverage): "), "{page}");
+    assert!(page.contains("--sessions 12 ") && page.contains(" --seed 1 "), "{page}");
+    let blind = format!("http://{}", clerk::start(Clerk::default()));
+    let summary = report::summary(&run(&blind, &some(&[Kind::Echo, Kind::Report], 12), PATIENT));
+    assert!(summary.starts_with("CLEAN (partial coverage)  "), "{summary}");
+    assert!(summary.contains("\ncoverage     unknown: "), "{summary}");
+    assert!(summary.contains("\n             missed: "), "{summary}");
+}
+
 /// The requests one at a time before the load were once counted as coverage: buckets that no crowd
 /// had gone through looked exercised.
 #[test]

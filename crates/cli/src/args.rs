@@ -57,7 +57,7 @@ pub enum Cmd {
     #[command(after_help = crate::check::help())]
     Check(Box<CheckArgs>),
     /// Look at step plans
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Examples:\n  lockstep plan show --bucket decode-8")]
     Plan(PlanCmd),
     /// Put faults in on purpose and show which layer sees each
     #[command(after_help = drill_help())]

@@ -67,7 +67,8 @@ pub struct CheckArgs {
     /// journal:UNIT follows the journal of a unit of systemd
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub decode_log: Option<PathBuf>,
-    /// Take a run for clean that did not go through every batch size; say which it missed
+    /// Take a run for clean that did not go through every batch size, and fill none that the load
+    /// missed; the report says CLEAN (partial coverage) and which it missed
     #[arg(long)]
     pub accept_partial_coverage: bool,
     /// On damage, repeat with one thing changed at a time and say which change removes it
@@ -118,10 +119,12 @@ pub enum ClaimArg {
 
 /// What its exit codes mean; they are its own, for scripts that gate on it.
 const CODES: &str = "Exit codes of check:\n  \
-    0  clean, and every captured batch size was exercised\n  \
+    0  clean, and every captured batch size was exercised (or what was not is accepted by\n     \
+       --accept-partial-coverage)\n  \
     1  corrupted\n  \
     2  inconclusive: too little evidence or coverage, or ended early; it says which\n  \
-    3  it could not run, or is clean and a report could not be written";
+    3  it could not run, or is clean and a report could not be written\n  \
+    130  a second Ctrl-C ended it at once";
 
 /// What stands below its help.
 pub fn help() -> String {
@@ -132,6 +135,7 @@ pub fn help() -> String {
          Examples:\n  lockstep check\n  \
          lockstep check http://10.0.0.5:30000 --sessions 96 --rounds 3\n  \
          lockstep check http://127.0.0.1:8000 --bound 0.1% --time-limit 7200\n  \
+         lockstep check --profile quick --sessions 8 --rounds 2 --context 64 --max-tokens 200\n  \
          lockstep check --profile quick --max-tokens 300 --json\n  \
          lockstep check --isolate --html report.html --save report.json\n  \
          lockstep check --replay report.json\n\n{CODES}"

@@ -12,22 +12,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How the page of the docs is made.
-const PAGE: &str = "lockstep drill --runs 16 --markdown";
+/// The command that makes the page again.
+fn command(args: &DrillArgs, only: &[String]) -> String {
+    let mut words = format!("lockstep drill --runs {}", args.runs);
+    if args.seed != 1 {
+        words += &format!(" --seed {}", args.seed);
+    }
+    only.iter().for_each(|name| words += &format!(" --only {name}"));
+    words + " --markdown"
+}
 
 /// Runs drills and says what saw them.
 pub fn run(args: &DrillArgs) -> Result<Exit, Failure> {
     let only: Vec<String> = args.only.iter().chain(&args.name).cloned().collect();
     if only.iter().any(|name| name == overlap_race::NAME) {
         if only.len() > 1 || args.list || args.svg.is_some() {
-            let words = "overlap-race runs alone, and is neither listed nor drawn";
+            let words = "overlap-race runs alone and is not drawn; --list without a name has it";
             return Err(Failure::new(Exit::Usage, words));
         }
         return overlap_race::run(args);
     }
     let chosen = choose(&only)?;
     if args.list {
-        return list(&chosen, args.json);
+        return list(&chosen, only.is_empty(), args.json);
     }
     if let Some(folder) = &args.svg {
         return pictures(&chosen, folder, args);
@@ -36,7 +43,7 @@ pub fn run(args: &DrillArgs) -> Result<Exit, Failure> {
     if args.json {
         out::line(Value::Array(measured.iter().map(to_json).collect()));
     } else if args.markdown {
-        out::line(drill::markdown(&measured, PAGE).trim_end());
+        out::line(drill::markdown(&measured, &command(args, &only)).trim_end());
     } else {
         out::line(drill::table(&measured).trim_end());
     }
@@ -73,15 +80,16 @@ fn choose(only: &[String]) -> Result<Vec<Drill>, Failure> {
     only.iter().map(find).collect()
 }
 
-fn list(chosen: &[Drill], json: bool) -> Result<Exit, Failure> {
+fn list(chosen: &[Drill], is_whole: bool, json: bool) -> Result<Exit, Failure> {
+    let drills = chosen.iter().map(|d| (d.name, d.corrupts, Some(d.seen_in)));
+    // It runs apart from the others, and is in the list all the same.
+    let apart = is_whole.then_some((overlap_race::NAME, overlap_race::CORRUPTS, None));
+    let all = drills.chain(apart);
     if json {
-        let entry =
-            |d: &Drill| json!({"name": d.name, "corrupts": d.corrupts, "seen_in": d.seen_in});
-        out::line(Value::Array(chosen.iter().map(entry).collect()));
+        let entry = |(name, corrupts, seen_in): (&str, &str, Option<&str>)| json!({"name": name, "corrupts": corrupts, "seen_in": seen_in});
+        out::line(Value::Array(all.map(entry).collect()));
     } else {
-        for d in chosen {
-            out::line(format_args!("{:33} {}", d.name, d.corrupts));
-        }
+        all.for_each(|(name, corrupts, _)| out::line(format_args!("{name:33} {corrupts}")));
     }
     Ok(Exit::Done)
 }

@@ -30,7 +30,7 @@ mod status;
 use args::{Cli, Cmd, PlanCmd, PullArgs, VersionArgs};
 use clap::Parser;
 use exit::{Exit, Failure};
-use pull::{Known, Store};
+use pull::Store;
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -112,7 +112,7 @@ fn store() -> Result<Store, Failure> {
 }
 
 fn pull_command(args: &PullArgs) -> Result<Exit, Failure> {
-    let known = Known::find(&args.model).ok_or_else(|| resolve::unknown_model(&args.model))?;
+    let known = resolve::to_fetch(&args.model)?;
     let obtained = pull::obtain(known, &store()?, args.from.as_deref())
         .map_err(|e| Failure { detail: e.detail(), ..Failure::new(Exit::NoModel, &e) })?;
     if args.json {

@@ -17,6 +17,9 @@ use std::sync::Arc;
 
 /// Its name on the command line.
 pub const NAME: &str = "overlap-race";
+/// What it corrupts, in the list of drills.
+pub const CORRUPTS: &str =
+    "answers of concurrent sessions of the model recall, by overlapping lanes (runs alone)";
 /// Sessions side by side.
 const AT_ONCE: u32 = 8;
 /// Hazards that are shown.

@@ -69,6 +69,25 @@ pub fn unknown_model(name: &str) -> Failure {
     Failure::new(Exit::NoModel, words)
 }
 
+/// The model that `lockstep pull` was asked for.
+pub fn to_fetch(name: &str) -> Result<&'static Known, Failure> {
+    if name == RECALL {
+        let words = "recall comes with the project and is never fetched: serve it with \
+                     `lockstep serve --model recall`";
+        return Err(Failure::new(Exit::NoModel, words));
+    }
+    Known::find(name).ok_or_else(|| {
+        let names: Vec<&str> = KNOWN.iter().map(|k| k.name).collect();
+        let meant = Known::nearest(name).map(|n| format!("; did you mean '{n}'?"));
+        let words = format!(
+            "no model that can be fetched is called '{name}' ({}){}",
+            names.join(", "),
+            meant.unwrap_or_default()
+        );
+        Failure::new(Exit::NoModel, words)
+    })
+}
+
 /// A pipe, a device or a socket: it cannot be mapped, and opening it may never end.
 fn no_model_file(path: &Path) -> Failure {
     let words = format!(
@@ -155,6 +174,19 @@ mod tests {
         let e = model(&named("smollm2-135m-instrct"), none).unwrap_err();
         assert_eq!(e.exit, Exit::NoModel);
         assert!(e.message.contains("did you mean 'smollm2-135m-instruct'?"), "{}", e.message);
+    }
+
+    /// `pull recall` once said that recall was no known model, and named it among the known ones.
+    #[test]
+    fn what_pull_cannot_fetch_is_not_among_what_it_can() {
+        let e = to_fetch("recall").unwrap_err();
+        assert!(
+            e.message.contains("never fetched") && e.message.contains("--model recall"),
+            "{e:?}"
+        );
+        let e = to_fetch("smollm2").unwrap_err();
+        assert!(!e.message.contains("recall"), "{}", e.message);
+        assert_eq!(to_fetch(KNOWN[0].name).unwrap().name, KNOWN[0].name);
     }
 
     #[test]

@@ -81,6 +81,11 @@ pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     raise_descriptor_limit(settings.number("server.max-connections") + 256);
     let runtime = runtime()?;
     let bound = bind(&runtime, &settings)?;
+    tracing::info!(
+        "listening on http://{}, loading {}",
+        bound.address(),
+        settings.text("model.path")
+    );
     // Fetching ends with a signal like any program; the store is made for that.
     let files = resolve::model(&settings, store)?;
     if let Some(words) = &files.stands_in {

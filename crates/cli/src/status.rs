@@ -85,6 +85,11 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or("?").replace(char::is_control, "\u{fffd}")
 }
 
+/// A pool's name in words: "full" reads as if no page were left. Labels of metrics keep it.
+fn pool_words(name: &Value) -> String {
+    if name == "full" { "KV (full attention)".into() } else { text(name) }
+}
+
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
@@ -120,7 +125,7 @@ fn page(info: &Value, e: &Value) -> String {
         let _ = writeln!(
             p,
             "pool      {}: {} of {} pages of {} tokens used ({}), {} cached, {} tokens fit, {}",
-            text(&pool["name"]),
+            pool_words(&pool["name"]),
             count(&pool["pages_used"]),
             count(&pool["pages_total"]),
             count(&pool["page_tokens"]),

@@ -25,11 +25,27 @@ fn a_drill_reports_what_saw_it() {
     assert_eq!((&prover["layer"], &prover["rate"]), (&"prover".into(), &1.0.into()));
 }
 
+/// `--markdown` once named `--runs 16` whatever was run, and the table dropped steps of zero.
+#[test]
+fn the_page_and_the_table_say_what_was_run() {
+    let asked = ["--only", "dropped-edge", "--runs", "2", "--seed", "3"];
+    let page = drill(&[&asked[..], &["--markdown"]].concat());
+    let page = String::from_utf8(page.stdout).unwrap();
+    let command = "`lockstep drill --runs 2 --seed 3 --only dropped-edge --markdown` (2 seeds";
+    assert!(page.contains(command), "{page}");
+    let row = page.lines().rfind(|l| l.starts_with("| `dropped-edge` |")).unwrap();
+    let steps = row.split(" | ").nth(4).unwrap();
+    let table = String::from_utf8(drill(&asked).stdout).unwrap();
+    let row = table.lines().nth(1).unwrap();
+    assert_eq!(row.split_whitespace().rev().nth(1), Some(steps), "{table}{page}");
+}
+
 #[test]
 fn drills_are_listed_drawn_and_known_by_name() {
     let out = drill(&["--list", "--json"]);
     let list: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert!(list.as_array().unwrap().len() >= 20);
+    assert_eq!(list.as_array().unwrap().last().unwrap()["name"], "overlap-race");
     let out = drill(&["--only", "no-such"]);
     assert_eq!(out.status.code(), Some(2));
     let words = String::from_utf8(out.stderr).unwrap();

@@ -24,6 +24,7 @@ pub fn router(app: Shared) -> Router {
         .route("/get_server_info", get(info::server_info))
         .route("/model_info", get(info::model_info))
         .route("/metrics", get(ops::metrics))
+        .route("/", get(ui::root))
         .route("/ui", get(ui::page))
         .route("/ui/page.css", get(ui::style))
         .route("/ui/page.js", get(ui::script))

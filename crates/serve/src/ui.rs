@@ -11,11 +11,11 @@ use crate::state;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderName, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use serde_json::{Value, json};
 
 /// Where the page and its parts are: open routes.
-pub const ROUTES: [&str; 3] = ["/ui", "/ui/page.css", "/ui/page.js"];
+pub const ROUTES: [&str; 4] = ["/", "/ui", "/ui/page.css", "/ui/page.js"];
 
 const HTML: &str = include_str!("ui/page.html");
 const CSS: &str = include_str!("ui/page.css");
@@ -38,6 +38,11 @@ fn part(content_type: &'static str, body: &'static str) -> Response {
         (header::CACHE_CONTROL, "no-cache"),
     ];
     (headers, body).into_response()
+}
+
+/// `GET /`, which a person types into a browser.
+pub async fn root() -> Redirect {
+    Redirect::temporary("/ui")
 }
 
 /// `GET /ui`.

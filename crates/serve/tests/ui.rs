@@ -48,6 +48,8 @@ fn every_place_that_the_script_fills_is_on_the_page() {
 #[test]
 fn the_page_is_open_and_its_data_wants_the_key() {
     let server = Server::with(ToyConfig::default(), &[("server.api-key", "k1")]);
+    let root = server.get("/");
+    assert_eq!((root.status, root.header("location")), (307, Some("/ui")));
     assert_eq!(server.get("/ui").status, 200);
     assert!(!server.get("/ui").text().contains("toy"), "the page itself holds no data");
     assert_eq!(server.get("/ui/data").status, 401);

@@ -1,8 +1,9 @@
 //! One page that needs nothing beside itself.
 
 use super::plot::{Bar, bars, escape, timeline};
+use super::repeat::{command, date};
 use super::summary::summary;
-use crate::run::{Answer, Finding, Slice};
+use crate::run::{Answer, Conclusion, Finding, Slice};
 use std::fmt::Write as _;
 
 /// Pieces of evidence that are shown, at most.
@@ -18,11 +19,17 @@ svg .right{text-anchor:end}.good{fill:#4a8f6a}.bad{fill:#c0392b}.ok{fill:#4a8f6a
 /// The page.
 pub fn html(f: &Finding) -> String {
     let mut page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>lockstep check: {0}</title>\
-         <style>{STYLE}</style><h1>{0}: {1} ({2})</h1><pre>{3}</pre>",
-        f.conclude().name(),
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>lockstep check: {0}</title>\
+         <style>{STYLE}</style><h1>{0}: {1} ({2})</h1><p>{3}, seed {4}, lockstep {5}. The same \
+         again: <code>{6}</code></p><pre>{7}</pre>",
+        verdict(f),
         escape(&f.url),
         escape(&f.model),
+        date(f.began_unix_s),
+        f.options.seed,
+        env!("CARGO_PKG_VERSION"),
+        escape(&command(f)),
         escape(&summary(f))
     );
     let mut section = |title: &str, words: &str, plot: String| {
@@ -38,9 +45,13 @@ pub fn html(f: &Finding) -> String {
     section(
         "Right answers by order of arrival",
         "Tenths of the run. A server that goes bad once its pool is warm falls here.",
-        slices(&f.by_order()),
+        slices(&f.by_order(), "answers by order of arrival"),
     );
-    section("Right answers by requests in flight", "", slices(&f.by_in_flight()));
+    section(
+        "Right answers by requests in flight",
+        "",
+        slices(&f.by_in_flight(), "requests in flight"),
+    );
     let known = format!("Known: {}. Heights are logarithms.", f.coverage.source.name());
     section("Steps by batch size", &known, coverage(f));
     evidence(&mut page, f);
@@ -48,14 +59,20 @@ pub fn html(f: &Finding) -> String {
     page
 }
 
-fn slices(slices: &[Slice]) -> String {
+fn verdict(f: &Finding) -> String {
+    let conclusion = f.conclude();
+    let is_partial = conclusion == Conclusion::Clean && f.accepted_gap().is_some();
+    format!("{}{}", conclusion.name(), if is_partial { " (partial coverage)" } else { "" })
+}
+
+fn slices(slices: &[Slice], across: &str) -> String {
     let bar = |s: &Slice| Bar {
         label: s.label.clone(),
         share: s.right as f64 / s.judged.max(1) as f64,
         text: format!("{}/{}", s.right, s.judged),
         is_bad: s.corrupted > 0,
     };
-    bars(&slices.iter().map(bar).collect::<Vec<_>>())
+    bars(&slices.iter().map(bar).collect::<Vec<_>>(), across, "right of judged answers")
 }
 
 fn coverage(f: &Finding) -> String {
@@ -68,7 +85,7 @@ fn coverage(f: &Finding) -> String {
         text: b.seen.to_string(),
         is_bad: b.is_required && b.seen == 0,
     };
-    bars(&shown.map(bar).collect::<Vec<_>>())
+    bars(&shown.map(bar).collect::<Vec<_>>(), "rows of the step", "steps or samples (logarithm)")
 }
 
 fn evidence(page: &mut String, f: &Finding) {

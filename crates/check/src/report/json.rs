@@ -30,6 +30,8 @@ pub fn json(f: &Finding) -> Value {
         "conclusion": conclusion.name(),
         "why": why,
         "ended_early": f.is_ended_early,
+        "began_unix_s": f.began_unix_s,
+        "lockstep_version": env!("CARGO_PKG_VERSION"),
         "url": f.url,
         "model": f.model,
         "server": {"kind": f.facts.kind.name(), "version": f.facts.version,

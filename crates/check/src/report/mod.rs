@@ -3,6 +3,7 @@
 mod html;
 mod json;
 mod plot;
+mod repeat;
 mod summary;
 
 pub use html::html;

@@ -32,12 +32,12 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A plot of bars.
-pub fn bars(bars: &[Bar]) -> String {
+/// A plot of bars, with the titles of its axes.
+pub fn bars(bars: &[Bar], across: &str, up: &str) -> String {
     const WIDTH: f64 = 860.0;
-    const HEIGHT: f64 = 190.0;
-    const FOOT: f64 = 24.0;
-    const HEAD: f64 = 20.0;
+    const HEIGHT: f64 = 220.0;
+    const FOOT: f64 = 40.0;
+    const HEAD: f64 = 34.0;
     let mut svg = format!(r#"<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">"#);
     let step = WIDTH / bars.len().max(1) as f64;
     for (at, bar) in bars.iter().enumerate() {
@@ -54,11 +54,18 @@ pub fn bars(bars: &[Bar]) -> String {
             step * 0.8,
             y - 4.0,
             escape(&bar.text),
-            HEIGHT - 8.0,
+            HEIGHT - 24.0,
             escape(&bar.label),
         );
     }
-    svg.push_str("</svg>");
+    let _ = write!(
+        svg,
+        r#"<text class="left" x="0" y="14">{}</text><text x="{}" y="{}">{}</text></svg>"#,
+        escape(up),
+        WIDTH / 2.0,
+        HEIGHT - 6.0,
+        escape(across),
+    );
     svg
 }
 
@@ -75,7 +82,7 @@ pub fn timeline(answers: &[Answer]) -> String {
     order.sort_by_key(|a| a.verdict.corruption().is_some());
     for a in order {
         let x = 30.0 + (WIDTH - 40.0) * a.asked_ms as f64 / last;
-        let y = 8.0 + (HEIGHT - FOOT - 12.0) * (1.0 - f64::from(a.in_flight) / most);
+        let y = 24.0 + (HEIGHT - FOOT - 28.0) * (1.0 - f64::from(a.in_flight) / most);
         let class = a.verdict.class();
         let radius = if a.verdict.corruption().is_some() { 5.0 } else { 2.0 };
         let what = a.verdict.corruption().map_or(class, Corruption::class);
@@ -88,9 +95,10 @@ pub fn timeline(answers: &[Answer]) -> String {
     }
     let _ = write!(
         svg,
-        r#"<text class="left" x="0" y="14">{most}</text><text class="left" x="30" y="{0:.0}">0 s</text><text class="right" x="{WIDTH}" y="{0:.0}">{1:.1} s</text></svg>"#,
+        r#"<text class="left" x="0" y="14">{most} in flight</text><text x="{2}" y="{0:.0}">since the load began</text><text class="left" x="30" y="{0:.0}">0 s</text><text class="right" x="{WIDTH}" y="{0:.0}">{1:.1} s</text></svg>"#,
         HEIGHT - 6.0,
         last / 1000.0,
+        WIDTH / 2.0,
     );
     svg
 }

@@ -32,7 +32,8 @@ pub fn summary(f: &Finding) -> String {
     let _ = match &conclusion {
         Conclusion::Clean => writeln!(
             s,
-            "CLEAN  0 of {judged} answers corrupted; the rate is below {} (95%)",
+            "CLEAN{}  0 of {judged} answers corrupted; the rate is below {} (95%)",
+            if f.accepted_gap().is_some() { " (partial coverage)" } else { "" },
             percent(stats::upper_bound(0, judged))
         ),
         Conclusion::Corrupted { why } if tally.corrupted == 0 => {
@@ -172,6 +173,12 @@ fn coverage(s: &mut String, c: &Coverage) {
         let _ = write!(s, "; decode steps {captured} captured, {eager} eager");
     }
     let _ = writeln!(s);
+    let missing: Vec<String> = c.missing().iter().map(|b| b.rows.to_string()).collect();
+    if !missing.is_empty() {
+        let _ = writeln!(s, "             missed: {}", missing.join(", "));
+    } else if let Some(gap) = c.gap() {
+        let _ = writeln!(s, "             missed: not known; {gap}");
+    }
     for note in &c.notes {
         let _ = writeln!(s, "             {}", printable(note));
     }

@@ -101,6 +101,8 @@ pub struct Finding {
     pub coverage: Coverage,
     /// What the isolation ladder said.
     pub ladder: Vec<Rung>,
+    /// When it began, in seconds since 1970.
+    pub began_unix_s: u64,
     /// Seconds: calibration, load.
     pub seconds: (f64, f64),
     /// The end was asked for before all was done.
@@ -180,6 +182,11 @@ impl Finding {
         }
         let why = self.doubts(&tally);
         if why.is_empty() { Conclusion::Clean } else { Conclusion::Inconclusive { why } }
+    }
+
+    /// What coverage lacks that was accepted beforehand: a run without damage is clean all the same.
+    pub fn accepted_gap(&self) -> Option<String> {
+        self.coverage.gap().filter(|_| self.options.accept_partial_coverage)
     }
 
     fn doubts(&self, tally: &Tally) -> Vec<String> {

@@ -101,7 +101,7 @@ pub struct Progress {
     pub tally: Tally,
 }
 
-/// Is told where a run stands, after every answer.
+/// Is told where a run stands, before every request and after every answer.
 pub type Watch = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 /// What all sessions of a run share.
@@ -198,8 +198,18 @@ impl Bench {
     pub fn phase(&self, name: &str, total: u64) {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let tally = progress.tally;
-        *progress = Progress { phase: name.into(), total, tally, ..Progress::default() };
+        let in_flight = self.in_flight.load(Relaxed);
+        *progress = Progress { phase: name.into(), done: 0, total, in_flight, tally };
         (self.watch)(&progress);
+    }
+
+    /// Counts requests that begin, says so, and how many are in flight with them.
+    pub fn begin(&self, requests: u32) -> u32 {
+        let in_flight = self.in_flight.fetch_add(requests, Relaxed) + requests;
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.in_flight = self.in_flight.load(Relaxed);
+        (self.watch)(&progress);
+        in_flight
     }
 
     fn note(&self, verdict: &Verdict, is_load: bool) {
@@ -291,7 +301,7 @@ async fn abort(bench: &Bench, session: u32, step: usize, chunks: u32, prefix: &P
     let session = &bench.sessions[session as usize];
     let body = bench.body(session, step, true, prefix);
     let reading = Reading { abort: Some(Abort::Chunks(chunks)), ..Reading::default() };
-    bench.in_flight.fetch_add(1, Relaxed);
+    bench.begin(1);
     bench.exchange(&body, reading).await;
     bench.in_flight.fetch_sub(1, Relaxed);
     bench.aborts.fetch_add(1, Relaxed);
@@ -307,7 +317,7 @@ async fn ask(
 ) -> (Answer, Duration) {
     let session = &bench.sessions[id as usize];
     let body = bench.body(session, step, streamed, prefix);
-    let in_flight = bench.in_flight.fetch_add(1, Relaxed) + 1;
+    let in_flight = bench.begin(1);
     bench.in_flight_peak.fetch_max(in_flight, Relaxed);
     let order = bench.order.fetch_add(1, Relaxed);
     let began = bench.load_began.get().unwrap_or(&bench.began);

@@ -32,7 +32,7 @@ use core::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sessions of each kind that are tried before the kinds are chosen.
 const TRIAL_SESSIONS: u32 = 3;
@@ -369,7 +369,7 @@ impl Run {
                 // What others had running before the load is part of the batch.
                 let held = held.saturating_sub(self.before.running.unwrap_or(0) as usize);
                 let holders = fill::hold(&self.bench, held, self.facts.capacity_tokens).await;
-                self.bench.in_flight.fetch_add(held as u32, Relaxed);
+                self.bench.begin(held as u32);
                 let manner = Manner { churns: false, ..Manner::crowd(judged) };
                 self.answers.extend(wave(&self.bench, self.waves, &ids, &manner).await);
                 self.bench.in_flight.fetch_sub(held as u32, Relaxed);
@@ -413,8 +413,15 @@ impl Run {
             in_flight_peak: bench.in_flight_peak.load(Relaxed),
             coverage,
             ladder: Vec::new(),
+            began_unix_s: began_unix_s(bench.began),
             seconds: (0.0, 0.0),
             is_ended_early: false,
         }
     }
+}
+
+/// When something began, by this machine's clock; for people only, since that may jump.
+fn began_unix_s(began: Instant) -> u64 {
+    let at = SystemTime::now().checked_sub(began.elapsed()).unwrap_or(UNIX_EPOCH);
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -49,6 +49,17 @@ pub enum Claim {
     No,
 }
 
+impl Claim {
+    /// Its word on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Claim::Auto => "auto",
+            Claim::Yes => "yes",
+            Claim::No => "no",
+        }
+    }
+}
+
 /// What is asked of a check.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {

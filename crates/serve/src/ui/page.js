@@ -144,7 +144,7 @@ function tiles({ engine: e, history: h }) {
   say("mismatches", mismatches === 0 ? clean : `${whole.format(mismatches)} differ`, mismatches);
   at("mismatches").classList.toggle("bad", mismatches > 0);
   const audited = e.audit.parts.find((p) => p.part === "twin");
-  say("audit-note", e.audit.rate === 0 ? "no step is compared" : `one step in ${whole.format(e.audit.rate)}, ${whole.format(audited.audits)} compared so far`, audited.audits);
+  say("audit-note", e.audit.rate === 0 ? "no step is compared" : `one step in ${whole.format(e.audit.rate)}, ${whole.format(audited.audits)} steps compared so far`, audited.audits);
   say("generation", whole.format(e.generation), e.generation);
   const other = e.generations.find((g) => g.generation !== e.generation && !["retired", "rejected"].includes(g.state));
   say("generation-note", other ? `${other.generation} is ${other.state}` : `${whole.format(c.flips)} flips, ${whole.format(c.generations_rejected)} rejected`);
@@ -220,7 +220,7 @@ function pools({ engine: e }) {
     strip.setAttribute("role", "img");
     bar(strip, [["", p.usage], ["cached", p.pages_cached / p.pages_total]], `${percent(p.usage, 1)} used`);
     return make("div", { cls: "pool", data: { pool: p.name, used: p.pages_used, cached: p.pages_cached, total: p.pages_total } },
-      make("p", {}, make("span", { cls: "name", text: p.name }), ` ${percent(p.usage, 1)} used`),
+      make("p", {}, make("span", { cls: "name", text: p.name === "full" ? "KV (full attention)" : p.name }), ` ${percent(p.usage, 1)} used`),
       strip,
       make("p", { cls: "note", text: `${whole.format(p.pages_used)} used, ${whole.format(p.pages_cached)} cached, ${whole.format(free)} free of ${whole.format(p.pages_total)} pages of ${p.page_tokens} tokens, ${bytes(p.bytes_total)}` }));
   }));

@@ -20,13 +20,18 @@ pub fn table(all: &[Measured]) -> String {
             (true, Some(_)) => "none: left to the gate".into(),
             (true, None) => "NONE".into(),
         };
-        let steps = m.layers.iter().filter_map(|l| l.steps.filter(|s| *s > 0)).min();
+        let steps = fastest(m).and_then(|l| l.steps);
         let steps = steps.map_or_else(|| "-".into(), |s| s.to_string());
         let found = format!("{}/{}", m.detected, m.runs);
         let clean = format!("{}/{}", m.clean_alarms(), m.clean_runs());
         let _ = writeln!(out, "{:33} {found:>9}  {by:52} {steps:>6} {clean:>9}", m.drill.name);
     }
     out
+}
+
+/// The layer that was fastest in steps.
+fn fastest(m: &Measured) -> Option<&LayerResult> {
+    m.layers.iter().filter(|l| l.detected > 0).min_by_key(|l| l.steps)
 }
 
 fn short(l: &LayerResult) -> String {
@@ -84,7 +89,7 @@ pub fn markdown(all: &[Measured], command: &str) -> String {
          |---|---|---|---|---|---|---|\n",
     );
     for m in all {
-        let fastest = m.layers.iter().filter(|l| l.detected > 0).min_by_key(|l| l.steps);
+        let fastest = fastest(m);
         let cell = |v: Option<String>| v.unwrap_or_default();
         let _ = writeln!(
             out,
