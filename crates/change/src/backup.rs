@@ -122,6 +122,33 @@ pub fn put(path: &Path, bytes: &[u8], mode: u32, owner: (u32, u32)) -> Result<()
     sync_folder(folder)
 }
 
+/// Why [`put`] could not put a file in the place of `path`, as far as can be tried without
+/// touching it; `None` where nothing speaks against it.
+pub fn irreplaceable(path: &Path) -> Option<io::Error> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let other = |what: &str| Some(io::Error::other(what));
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let (mode, owner) = match std::fs::metadata(&path) {
+        Ok(meta) if !meta.is_file() => return other("it is no plain file"),
+        Ok(meta) => (meta.mode() & 0o7777, (meta.uid(), meta.gid())),
+        Err(_) => (0o644, own),
+    };
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if is_mounted(&path, &mounts) {
+        return other("it is mounted by itself, and nothing takes a mount's place");
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let beside = path.with_file_name(format!(".{name}.lockstep-{}-try", std::process::id()));
+    let tried = create(&beside, b"", mode, owner);
+    let _ = std::fs::remove_file(&beside);
+    tried.err()
+}
+
+/// Whether `/proc/self/mountinfo` has a mount right there; its fifth field is where.
+fn is_mounted(path: &Path, mounts: &str) -> bool {
+    mounts.lines().any(|l| l.split(' ').nth(4).is_some_and(|at| Path::new(at) == path))
+}
+
 impl Backup {
     /// Puts new bytes in place, with the old file's mode and owner.
     ///
@@ -237,6 +264,28 @@ mod tests {
         assert!(!backup.is_in_place());
         backup.restore().unwrap();
         assert!(backup.is_in_place());
+    }
+
+    /// That a settings file cannot be replaced was once found out when the change was to be kept.
+    #[test]
+    fn what_cannot_be_replaced_is_known_without_touching_it() {
+        let dir = folder("irreplaceable");
+        let path = dir.join("lockstep.toml");
+        assert!(irreplaceable(&path).is_none(), "it is not there yet");
+        std::fs::write(&path, "old").unwrap();
+        assert!(irreplaceable(&path).is_none());
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "nothing is left behind");
+        for (path, words) in [
+            (dir.as_path(), "no plain file"),
+            (Path::new("/proc/lockstep.toml"), ""),
+            (&dir.join("nowhere/lockstep.toml"), "No such file"),
+        ] {
+            let why = irreplaceable(path).unwrap_or_else(|| panic!("{}", path.display()));
+            assert!(why.to_string().contains(words), "{why}");
+        }
+        let mounts = "36 35 98:0 /a /etc/lockstep.toml rw - ext4 /dev/root rw\n";
+        assert!(is_mounted(Path::new("/etc/lockstep.toml"), mounts));
+        assert!(!is_mounted(Path::new("/etc"), mounts));
     }
 
     #[test]

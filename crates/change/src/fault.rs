@@ -3,7 +3,7 @@
 use crate::edit::EditError;
 use crate::journal::State;
 use core::fmt;
-use lockstep_check::client::{NoServer, Outcome};
+use lockstep_check::client::{NoAnswer, NoServer, Outcome};
 use std::io;
 use std::path::PathBuf;
 
@@ -40,6 +40,8 @@ pub enum ChangeError {
     Kind { url: String, found: &'static str },
     /// The server cannot be asked.
     Unreachable { url: String, outcome: Outcome },
+    /// The server takes a connection and does not answer.
+    Silent { url: String, seconds: u64 },
     /// The server's answer is not what it should be.
     Answer { url: String, what: String },
     /// A program of the system failed.
@@ -103,6 +105,7 @@ impl fmt::Display for ChangeError {
                 NoServer { url, why }.fmt(f)
             }
             E::Unreachable { url, outcome } => write!(f, "{url} cannot be asked: {outcome}"),
+            E::Silent { url, seconds } => NoAnswer { url, seconds: *seconds }.fmt(f),
             E::Answer { url, what } => write!(f, "{url}: {what}"),
             E::Program { program, what } => write!(f, "{program}: {what}"),
             E::Gate { what } => write!(f, "the gate could not be run: {what}"),

@@ -11,6 +11,7 @@ use lockstep_flow::knobs::{self, Shapes};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::path::PathBuf;
 
 /// A setting that is to be changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,6 +88,8 @@ pub struct Grounds {
     pub around: Deployment,
     /// The program that holds the server's address on this machine.
     pub holder: Option<String>,
+    /// Why the file that the change would write cannot be replaced, and the file.
+    pub irreplaceable: Option<(String, PathBuf)>,
 }
 
 /// Predicts.
@@ -120,6 +123,17 @@ pub fn predict(target: &Target, r: &Readback, wishes: &[Wish], grounds: &Grounds
     };
     p.findings = findings(target, r, wishes, &p);
     p.findings.extend(around::findings(target, r, wishes, grounds));
+    p.findings.extend(grounds.irreplaceable.iter().map(|(why, path)| Finding {
+        id: "irreplaceable".into(),
+        words: format!(
+            "{} cannot be replaced ({why}), so the change could not be written there: its folder \
+             has to be writable for whoever runs this{}",
+            path.display(),
+            if live { ", or --config names another settings file" } else { "" }
+        ),
+        source: "tried on this machine".into(),
+        blocks: true,
+    }));
     p
 }
 

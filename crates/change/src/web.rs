@@ -1,7 +1,7 @@
 //! Asking servers, for code that waits.
 
 use crate::fault::ChangeError;
-use lockstep_check::client::{Client, Outcome, Reply, Target as Address, Timeouts};
+use lockstep_check::client::{Client, Outcome, Phase, Reply, Target as Address, Timeouts};
 use serde_json::Value;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -13,6 +13,13 @@ const TIMEOUTS: Timeouts = Timeouts {
     total: Duration::from_secs(180),
 };
 
+/// How long the first questions may take: nothing is on its way yet that an answer may wait for.
+const FIRST: Timeouts = Timeouts {
+    connect: Duration::from_secs(5),
+    idle: Duration::from_secs(15),
+    total: Duration::from_secs(15),
+};
+
 /// A server's operator endpoints, and its API.
 pub struct Web {
     runtime: Runtime,
@@ -20,6 +27,7 @@ pub struct Web {
     api: Client,
     url: String,
     keys: Keys,
+    timeouts: Timeouts,
 }
 
 /// Keys of a server.
@@ -37,11 +45,23 @@ impl Web {
     /// # Errors
     /// The address or a key cannot be sent.
     pub fn new(url: &str, keys: &Keys) -> Result<Web, ChangeError> {
+        Web::within(url, keys, TIMEOUTS)
+    }
+
+    /// The same for the first questions, whose answers are not waited for as long.
+    ///
+    /// # Errors
+    /// As for [`Web::new`].
+    pub fn first(url: &str, keys: &Keys) -> Result<Web, ChangeError> {
+        Web::within(url, keys, FIRST)
+    }
+
+    fn within(url: &str, keys: &Keys, timeouts: Timeouts) -> Result<Web, ChangeError> {
         let fault = |why: String| ChangeError::Address { why };
         let address = |key: Option<&str>| -> Result<Address, ChangeError> {
             let address = Address::parse(url).map_err(|e| fault(e.to_string()))?;
             let address = address.with_api_key(key).map_err(|e| fault(e.to_string()))?;
-            Ok(address.with_timeouts(TIMEOUTS))
+            Ok(address.with_timeouts(timeouts))
         };
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(|e| {
@@ -49,15 +69,15 @@ impl Web {
             })?;
         let admin = Client::new(address(keys.admin.as_deref().or(keys.api.as_deref()))?);
         let api = Client::new(address(keys.api.as_deref())?);
-        Ok(Web { runtime, admin, api, url: url.into(), keys: keys.clone() })
+        Ok(Web { runtime, admin, api, url: url.into(), keys: keys.clone(), timeouts })
     }
 
-    /// Another server, with the same keys.
+    /// Another server, with the same keys and patience.
     ///
     /// # Errors
     /// The address cannot be sent.
     pub fn beside(&self, url: &str) -> Result<Web, ChangeError> {
-        Web::new(url, &self.keys)
+        Web::within(url, &self.keys, self.timeouts)
     }
 
     /// The server's address.
@@ -88,7 +108,7 @@ impl Web {
     /// No answer.
     pub fn get(&self, path: &str) -> Result<Reply, ChangeError> {
         let asked = self.runtime.block_on(self.admin.get(path));
-        asked.map_err(|outcome| self.unreachable(path, outcome))
+        asked.map_err(|outcome| self.unanswered(path, outcome))
     }
 
     /// GET of JSON with status 200.
@@ -128,7 +148,7 @@ impl Web {
     }
 
     fn well(&self, path: &str, asked: Result<Reply, Outcome>) -> Result<Reply, ChangeError> {
-        let reply = asked.map_err(|outcome| self.unreachable(path, outcome))?;
+        let reply = asked.map_err(|outcome| self.unanswered(path, outcome))?;
         if (200..300).contains(&reply.status) {
             return Ok(reply);
         }
@@ -139,6 +159,15 @@ impl Web {
     fn json(&self, path: &str, reply: Reply) -> Result<Value, ChangeError> {
         let what = "answered with something else than JSON".to_owned();
         reply.json().ok_or(ChangeError::Answer { url: self.at(path), what })
+    }
+
+    fn unanswered(&self, path: &str, outcome: Outcome) -> ChangeError {
+        let limit = match outcome {
+            Outcome::Timeout { phase: Phase::FirstByte } => self.timeouts.idle,
+            Outcome::Timeout { phase: Phase::Idle | Phase::Total } => self.timeouts.total,
+            _ => return self.unreachable(path, outcome),
+        };
+        ChangeError::Silent { url: self.at(""), seconds: limit.as_secs() }
     }
 
     /// What came of asking for `path`, where no answer did.

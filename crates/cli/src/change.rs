@@ -23,7 +23,7 @@ impl From<ChangeError> for Failure {
             | ChangeError::Setting { .. }
             | ChangeError::Address { .. }
             | ChangeError::Kind { .. } => Exit::Usage,
-            ChangeError::Unreachable { .. } => Exit::NoServer,
+            ChangeError::Unreachable { .. } | ChangeError::Silent { .. } => Exit::NoServer,
             ChangeError::Answer { .. } => Exit::Unwell,
             ChangeError::Blocked { .. }
             | ChangeError::Unconfirmed
@@ -330,7 +330,7 @@ fn others(web: &Web, url: &str, router: Option<&str>) -> Vec<Worker> {
 
 fn write_target(args: &ChangeArgs, init: &InitArgs) -> Result<Exit, Failure> {
     let url = args.url.clone().unwrap_or_else(|| "http://127.0.0.1:30001".into());
-    let web = Web::new(&url, &keys(args))?;
+    let web = Web::first(&url, &keys(args))?;
     let kind = match &init.kind {
         Some(word) => Kind::parse(word).ok_or_else(|| {
             let all: Vec<&str> = Kind::ALL.iter().map(|k| k.as_str()).collect();

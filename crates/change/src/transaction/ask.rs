@@ -1,19 +1,21 @@
 //! From a wish to a change that is over: begun, resumed, or rolled back by hand.
 
+use super::restart::launch_file;
 use super::steps::{back, drive};
 use super::{Ground, free_bytes, lever, write_file};
 use crate::address::{is_here, is_same};
+use crate::backup;
 use crate::clock::{stamp, unix_ms};
 use crate::deployment::{around, front};
 use crate::fault::ChangeError;
 use crate::journal::{Journal, State};
 use crate::lock::Lock;
-use crate::predict::{Grounds, Prediction, Wish, predict};
+use crate::predict::{Finding, Grounds, Prediction, Wish, predict};
 use crate::process;
 use crate::readback::{self, Readback};
 use crate::record::{self, Record};
 use crate::rules;
-use crate::target::{Kind, Target};
+use crate::target::{Kind, Launch, Target};
 use crate::web::{Keys, Web};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -68,24 +70,32 @@ pub enum Done {
 /// # Errors
 /// It was not begun, or is neither kept nor rolled back: the error says what to do.
 pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
-    let web = Web::new(&ask.target.url, &ask.keys)?;
-    let r = readback::read(&web, &ask.target)?;
+    let first = Web::first(&ask.target.url, &ask.keys)?;
+    // Before anything else, also where no server answers: an earlier change may be why.
+    let may_be_taken = !ask.dry_run && ask.records.is_dir();
+    let taken = may_be_taken.then(|| take(&ask.records, &ask.target.url)).transpose()?;
+    let r = readback::read(&first, &ask.target)?;
     let wishes = wishes(&ask, &r)?;
     let mut target = ask.target.absolute();
     if target.kind == Kind::Lockstep && target.config.is_none() && is_here(&target.url) {
         target.config = r.raw["lockstep"]["settings_file"].as_str().map(PathBuf::from);
     }
-    let grounds = grounds(&web, &target, &r, &ask.records)?;
-    let prediction = predict(&target, &r, &wishes, &grounds);
+    let grounds = grounds(&first, &target, &r, &wishes, &ask.records)?;
+    let mut prediction = predict(&target, &r, &wishes, &grounds);
     if ask.dry_run {
+        if let Err(unfinished) = refuse_unfinished(&ask.records, &target.url) {
+            let words = format!("{unfinished}, unless it goes on right now");
+            let (id, source) = ("unfinished".into(), "the folder of records".into());
+            prediction.findings.insert(0, Finding { id, words, source, blocks: true });
+        }
         return Ok(Done::Predicted(Box::new(prediction)));
     }
     let reasons = prediction.blockers();
     if !reasons.is_empty() {
         return Err(ChangeError::Blocked { reasons });
     }
-    let _lock = Lock::take(&ask.records, &target.url)?;
-    refuse_unfinished(&ask.records, &target.url)?;
+    let _lock = taken.map_or_else(|| take(&ask.records, &target.url), Ok)?;
+    let web = Web::new(&target.url, &ask.keys)?;
     if !(ask.confirm)(&prediction) {
         return Err(ChangeError::Unconfirmed);
     }
@@ -173,7 +183,10 @@ fn finish(g: &mut Ground<'_>, number: u64) -> Result<Done, ChangeError> {
     let facts = g.journal.facts("rolled_back");
     let list = facts.and_then(|f| f["reasons"].as_array()).cloned().unwrap_or_default();
     let reasons = list.iter().filter_map(|r| r.as_str().map(str::to_owned)).collect();
-    record::write(&g.folder)?;
+    // The journal has it; a page that is not there takes nothing of that away.
+    if let Err(why) = record::write(&g.folder) {
+        (g.say)(&format!("{why}; `lockstep change show {number}` writes it again"));
+    }
     Ok(Done::Ended { number, folder: g.folder.clone(), state, reasons })
 }
 
@@ -210,6 +223,7 @@ fn grounds(
     web: &Web,
     target: &Target,
     r: &Readback,
+    wishes: &[Wish],
     records: &Path,
 ) -> Result<Grounds, ChangeError> {
     let generation = match target.kind {
@@ -226,7 +240,14 @@ fn grounds(
     let restarts = same.filter_map(|e| e.downtime_seconds).collect();
     let around = around(target, web);
     let holder = process::serving(&target.url).and_then(|p| process::program(p.pid));
-    Ok(Grounds { generation, free_bytes: free_bytes(target), past, restarts, around, holder })
+    let file = match &target.launch {
+        Launch::Live => target.config.clone(),
+        Launch::Unknown => None,
+        _ => wishes.first().and_then(|w| launch_file(target, &w.name).ok()),
+    };
+    let irreplaceable = file.and_then(|f| Some((backup::irreplaceable(&f)?.to_string(), f)));
+    let free_bytes = free_bytes(target);
+    Ok(Grounds { generation, free_bytes, past, restarts, around, holder, irreplaceable })
 }
 
 /// One, the old ceiling and the new one.
@@ -276,6 +297,13 @@ fn folder(records: &Path, title: &str) -> Result<PathBuf, ChangeError> {
     }
     let asked = "no free name for a record".into();
     Err(ChangeError::NoRecord { asked, records: records.into() })
+}
+
+/// Makes this the only change of a server, where none before it is unsettled.
+fn take(records: &Path, url: &str) -> Result<Lock, ChangeError> {
+    let lock = Lock::take(records, url)?;
+    refuse_unfinished(records, url)?;
+    Ok(lock)
 }
 
 fn refuse_unfinished(records: &Path, url: &str) -> Result<(), ChangeError> {

@@ -29,7 +29,7 @@ pub struct Restart;
 
 impl Lever for Restart {
     fn files(&self, g: &Ground<'_>) -> Result<Vec<PathBuf>, ChangeError> {
-        Ok(vec![launch_file(g)?])
+        Ok(vec![launch_file(g.target, &g.wishes[0].name)?])
     }
 
     fn stage(&self, g: &mut Ground<'_>) -> Result<Step, ChangeError> {
@@ -162,20 +162,21 @@ impl Lever for Restart {
     }
 }
 
-/// The file whose text starts the server.
-fn launch_file(g: &Ground<'_>) -> Result<PathBuf, ChangeError> {
+/// The file whose text starts the server, and says what is wished.
+///
+/// # Errors
+/// The target names none, or the manager of its unit does not tell.
+pub fn launch_file(target: &Target, wish: &str) -> Result<PathBuf, ChangeError> {
     let none = |what: &str| ChangeError::Target {
-        path: g.target.file.clone().unwrap_or_default(),
+        path: target.file.clone().unwrap_or_default(),
         what: what.into(),
         would_work: "name it in the target".into(),
     };
-    match &g.target.launch {
+    match &target.launch {
         Launch::Script { path } => Ok(path.clone()),
         Launch::Systemd { file: Some(file), .. } => Ok(file.clone()),
-        Launch::Systemd { unit, file: None, is_user } => {
-            units::file(unit, *is_user, &g.wishes[0].name)
-        }
-        Launch::Command { .. } => g.target.file.clone().ok_or_else(|| none("it has no file")),
+        Launch::Systemd { unit, file: None, is_user } => units::file(unit, *is_user, wish),
+        Launch::Command { .. } => target.file.clone().ok_or_else(|| none("it has no file")),
         Launch::Live | Launch::Unknown => Err(none("how the server is started is not said")),
     }
 }

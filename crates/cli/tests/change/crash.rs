@@ -66,6 +66,27 @@ fn a_change_killed_at_any_line_is_rolled_back() {
     assert_eq!(counters["generations_rejected"], 0, "{counters}");
 }
 
+/// What was found: "decode.graph-max-bs is 8 already; nothing was touched", and no word of the
+/// change that was still to be settled.
+#[test]
+fn a_change_killed_while_it_was_flipped_is_named_before_anything_else() {
+    let mut site = Site::new("named-first", &[]);
+    let mut change = site.set("decode.graph-max-bs=8", &[]);
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", "after-8").output().unwrap();
+    assert_eq!(out.status.code(), None, "{out:?}");
+    let words = |done: &Value| {
+        let said = done.to_string();
+        said.contains("ended while it was flipped") && said.contains("lockstep change resume 1")
+    };
+    let (code, done, _) = run(&mut site.set("decode.graph-max-bs=8", &[]));
+    assert!(code == 12 && words(&done) && !done.to_string().contains("already"), "{code} {done}");
+    let (code, done, _) = run(&mut site.set("decode.graph-max-bs=8", &["--dry-run"]));
+    assert!(code == 12 && words(&done["findings"][0]), "{code} {done}");
+    site.stop();
+    let (code, done, _) = run(&mut site.set("decode.graph-max-bs=8", &[]));
+    assert!(code == 12 && words(&done), "where no server answers: {code} {done}");
+}
+
 /// A change that does not pass is killed on its way back: the way back announced (9), done and not
 /// said (10).
 #[test]

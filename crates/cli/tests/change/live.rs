@@ -115,6 +115,43 @@ fn what_cannot_work_is_not_begun() {
     }
 }
 
+/// What was found: nothing was said for two minutes and more.
+#[test]
+fn a_server_that_never_answers_is_named() {
+    let dir = super::temp_dir("silent");
+    // The system takes connections for it.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let started = [&["--set", "decode.lanes=1"][..], &["init"]].map(|command| {
+        let mut change = Command::new(super::lockstep());
+        change.args(["change", "--url", &url]).args(command).current_dir(&dir);
+        change.stderr(std::process::Stdio::piped()).spawn().unwrap()
+    });
+    for change in started {
+        let out = change.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(8), "{said}");
+        let wanted = format!("the server at {url} does not answer within 15 s");
+        assert!(said.contains(&wanted), "{said}");
+    }
+}
+
+/// That the settings file cannot be replaced was once found out after everything had passed.
+#[test]
+fn a_settings_file_that_cannot_be_replaced_is_known_before_anything_is_touched() {
+    let site = Site::new("read-only", &[]);
+    // Nothing can be made there, whoever asks.
+    let config = ["--config", "/proc/lockstep.toml"];
+    for more in [&[][..], &["--dry-run"]] {
+        let (code, done, said) =
+            run(&mut site.set("decode.graph-max-bs=8", &[&config, more].concat()));
+        let words = "/proc/lockstep.toml cannot be replaced";
+        assert!(code == 12 && done.to_string().contains(words), "{code} {done} {said}");
+    }
+    assert!(site.log().is_empty());
+    assert_eq!(site.status()["lockstep"]["engine"]["counters"]["generations_staged"], 0);
+}
+
 /// Answers that are damaged under load, and whole one at a time: nothing else than the corruption
 /// gate sees them.
 #[test]
