@@ -135,7 +135,7 @@ pub fn help() -> String {
          Examples:\n  lockstep check\n  \
          lockstep check http://10.0.0.5:30000 --sessions 96 --rounds 3\n  \
          lockstep check http://127.0.0.1:8000 --bound 0.1% --time-limit 7200\n  \
-         lockstep check --profile quick --sessions 8 --rounds 2 --context 64 --max-tokens 200\n  \
+         lockstep check --profile quick --sessions 8 --context 64 --max-tokens 200\n  \
          lockstep check --profile quick --max-tokens 300 --json\n  \
          lockstep check --isolate --html report.html --save report.json\n  \
          lockstep check --replay report.json\n\n{CODES}"
