@@ -47,7 +47,8 @@ class Client:
         return self.call("POST", path, body)
 
     def stream(self, path, body):
-        """Yields (seconds since the request was sent, event) for each server-sent event."""
+        """Yields (seconds since the request was sent, event) for each server-sent event. EOFError where
+        the last one is not [DONE]."""
         start = time.perf_counter()
         conn, answer = self._open("POST", path, body)
         try:
@@ -59,6 +60,8 @@ class Client:
                     if data == b"[DONE]":
                         return
                     yield time.perf_counter() - start, json.loads(data)
+            # http.client takes an answer that was cut between two lines for a whole one.
+            raise EOFError("the stream was cut: it ended without [DONE]")
         finally:
             conn.close()
 
