@@ -207,7 +207,7 @@ class System(unittest.TestCase):
         self.assertEqual(coverage["source"], "inferred")
         required = {b["rows"]: b["seen"] for b in coverage["buckets"] if b["required"]}
         self.assertEqual(set(required), {1, 2})
-        # A line a second: a short load need not show every size in one.
+        # A line a second, of one step: a short load need not show every size, but has one line.
         self.assertGreater(sum(required.values()), 0, required)
         self.assertEqual(unknown.returncode, 3, unknown.stdout)
         self.assertIn("the journal has no line of lockstepp.service", unknown.stdout + unknown.stderr)

@@ -33,11 +33,15 @@ fn options(sessions: u32) -> Options {
 }
 
 fn run(url: &str, options: &Options, timeout: Duration) -> Finding {
+    watched(url, options, timeout, Arc::new(|_: &Progress| ()))
+}
+
+/// The same, with somebody who is told how far it is.
+fn watched(url: &str, options: &Options, timeout: Duration, watch: Watch) -> Finding {
     let timeouts = Timeouts { total: timeout, idle: timeout, ..Timeouts::default() };
     let client = Client::new(Target::parse(url).unwrap().with_timeouts(timeouts));
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (options, watch) = (options.clone(), Arc::new(|_: &Progress| ()));
-    runtime.block_on(check(client, options, watch, Stop::default())).unwrap()
+    runtime.block_on(check(client, options.clone(), watch, Stop::default())).unwrap()
 }
 
 const PATIENT: Duration = Duration::from_secs(120);
@@ -243,6 +247,29 @@ fn coverage_is_inferred_from_slots_and_filled() {
         panic!("nothing is known of its batches")
     };
     assert!(why[0].contains("--decode-log"), "{why:?}");
+}
+
+/// A load of less than a server's interval between two lines of its decode log ended before the
+/// first one came, and was once told as one that no line speaks of.
+#[test]
+fn a_decode_log_that_speaks_after_the_load_is_waited_for() {
+    let url = format!("http://{}", clerk::start(Clerk::default()));
+    let path = std::env::temp_dir().join(format!("lockstep-late-log-{}", std::process::id()));
+    std::fs::write(&path, "").unwrap();
+    let options =
+        Options { decode_log: Some(path.clone()), ..some(&[Kind::Echo, Kind::Report], 8) };
+    let late = path.clone();
+    let watch = move |p: &Progress| {
+        if p.phase.contains("decode log") {
+            let line = "Decode batch, #running-req: 5, cuda graph: True\n";
+            std::fs::write(&late, line).unwrap();
+        }
+    };
+    let finding = watched(&url, &options, PATIENT, Arc::new(watch));
+    std::fs::remove_file(path).unwrap();
+    let coverage = &finding.coverage;
+    assert_eq!((coverage.source, coverage.peak_running), (Source::Inferred, 5), "{coverage:?}");
+    assert!(!coverage.is_log_silent);
 }
 
 /// With --accept-partial-coverage a summary once was CLEAN like any other, and did not say what the

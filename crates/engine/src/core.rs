@@ -46,6 +46,8 @@ pub struct Core {
     pub(crate) yard: Arc<Yard>,
     /// Live token rows of the last step.
     pub(crate) last_rows: u32,
+    /// Sequences of the last decode step.
+    pub(crate) decoded: u32,
     /// Of the live generation's buckets.
     pub(crate) bucket_counters: Vec<BucketCounters>,
     pub(crate) eager_reasons: [u64; EAGER_REASONS.len()],
@@ -102,6 +104,7 @@ impl Core {
             spent: Spent::default(),
             yard,
             last_rows: 0,
+            decoded: 0,
             eager_reasons: [0; EAGER_REASONS.len()],
             counters: StepCounters::default(),
             active: ActiveMap::with_capacity(live_max),

@@ -73,8 +73,11 @@ impl Core {
     /// The step in flight has run in bucket `at`: as a replay, or op by op for a reason.
     pub(crate) fn count(&mut self, at: usize, tokens: u32, reason: Option<EagerReason>) {
         let batch = self.step();
-        let decode = batch.decode_rows as usize == batch.rows.len();
-        let live = batch.live.tokens;
+        let (decoded, live) = (batch.decode_rows, batch.live.tokens);
+        let decode = decoded as usize == batch.rows.len();
+        if decode {
+            self.decoded = decoded;
+        }
         self.last_rows = live;
         let c = &mut self.counters;
         let captured = u64::from(reason.is_none());

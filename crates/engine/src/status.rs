@@ -65,6 +65,7 @@ impl Core {
             status.uptime = now;
             status.running = self.sched.running();
             status.queued = self.sched.queued();
+            status.decoded = self.decoded;
             self.publish_generations(status);
             for (to, from) in status.buckets.iter_mut().zip(&self.bucket_counters) {
                 to.replays = from.replays;

@@ -344,6 +344,8 @@ pub struct EngineStatus {
     pub running: u32,
     /// Sequences that wait.
     pub queued: u32,
+    /// Sequences of the last decode step; 0 before the first.
+    pub decoded: u32,
     /// `max_running_requests`.
     pub running_max: u32,
     /// `max_queued_requests`.

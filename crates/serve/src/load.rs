@@ -90,8 +90,10 @@ pub async fn watch(engine: Arc<dyn Engine>, load: Arc<Load>, log_every: Duration
     }
 }
 
-/// The line that parsers of SGLang's log read. Where that samples one step, this covers all since
-/// the last line: `cuda graph` is True only where every decode step replayed a captured bucket.
+/// The line that parsers of SGLang's log read. `#running-req` is of one step as it is there: the
+/// last one that decoded, since what runs when the line is due may have ended or not decoded yet.
+/// The rest covers all since the last line: `cuda graph` is True only where every decode step
+/// replayed a captured bucket.
 fn decode_line(before: &Sample, now: &EngineStatus) -> String {
     let sample = Sample::of(now);
     let (c, b) = (&sample.counters, &before.counters);
@@ -111,7 +113,7 @@ fn decode_line(before: &Sample, now: &EngineStatus) -> String {
     format!(
         "Decode batch, #running-req: {}, {usage}, cuda graph: {}, gen throughput (token/s): \
          {:.2}, #queue-req: {}, #decode-step: {steps}, #eager-step: {}",
-        now.running,
+        now.decoded,
         if captured == steps { "True" } else { "False" },
         per_second(before, &sample),
         now.queued,
@@ -130,6 +132,7 @@ mod tests {
             uptime: Micros::from_millis(1000 * seconds),
             running: 3,
             queued: 2,
+            decoded: 3,
             pools: vec![SubPoolUse {
                 name: "full".into(),
                 page_tokens: 32,
@@ -165,6 +168,15 @@ mod tests {
         let line = decode_line(&Sample::of(&status(5, 10, 10, 100)), &status(7, 50, 49, 300));
         assert!(line.contains("cuda graph: False"), "{line}");
         assert!(line.ends_with("#eager-step: 1"), "{line}");
+    }
+
+    /// A load that had ended when its line was due once read as steps of no request, and a check
+    /// that followed the log found no batch size in it.
+    #[test]
+    fn the_line_tells_the_batch_of_a_load_that_has_ended() {
+        let now = EngineStatus { running: 0, decoded: 7, ..status(7, 50, 50, 300) };
+        let line = decode_line(&Sample::of(&status(5, 10, 10, 100)), &now);
+        assert!(line.starts_with("Decode batch, #running-req: 7, "), "{line}");
     }
 
     #[test]

@@ -340,6 +340,10 @@ impl Run {
 
     /// Holds each bucket that the load has missed, and judges sessions in it.
     async fn cover(&mut self) -> Coverage {
+        if self.sampler.samples().log_lines == Some(0) {
+            self.bench.phase("waiting for a line of the decode log", 0);
+            self.sampler.wait_for_log(&self.bench.stop).await;
+        }
         let mut coverage = self.coverage().await;
         if self.options.accept_partial_coverage {
             return coverage;

@@ -2,12 +2,16 @@
 
 use crate::client::Client;
 use crate::coverage::{DecodeLine, DecodeLog, Samples, ServerKind, snapshot};
+use crate::stop::Stop;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Between two looks. Servers that count exactly are looked at for the gauge only.
 const EVERY: Duration = Duration::from_millis(150);
+/// How long after a load its decode log may speak of it for the first time: our own server writes
+/// a line every ten seconds, unless told otherwise, and the journal passes it on.
+const LOG_LATE_MAX: Duration = Duration::from_secs(12);
 
 /// The watcher; it ends when it is dropped.
 pub struct Sampler {
@@ -30,6 +34,15 @@ impl Sampler {
             }
         });
         Sampler { samples, task }
+    }
+
+    /// Waits for the first line of a decode log that is followed: its writer may sum up a load
+    /// only when that is over. What asks for the end, or [`LOG_LATE_MAX`], ends that too.
+    pub async fn wait_for_log(&self, stop: &Stop) {
+        let end = Instant::now() + LOG_LATE_MAX;
+        while self.samples().log_lines == Some(0) && !stop.is_stopped() && Instant::now() < end {
+            tokio::time::sleep(EVERY).await;
+        }
     }
 
     /// What was seen so far.
