@@ -17,6 +17,9 @@ use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::exp_lanes;
 use super::super::norm::norm_row;
 use super::sinkhorn::sinkhorn;
+use near::project_near;
+
+mod near;
 
 /// Streams to a normed row.
 #[derive(Clone, Copy, Debug)]
@@ -230,6 +233,10 @@ unsafe fn project<V: Lanes>(
     outputs: usize,
     z: &mut [[f32; OUTPUTS_MAX]],
 ) {
+    if V::ISA == Isa::Avx2 && x.len() > 1 {
+        // SAFETY: the caller's contract.
+        return unsafe { project_near::<V>(a, x, outputs, z) };
+    }
     let mut row = 0;
     while row < x.len() {
         let (x, z) = (&x[row..], &mut z[row..]);

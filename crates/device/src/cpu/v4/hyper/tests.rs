@@ -57,12 +57,13 @@ fn assert_same(some: &[Vec<f32>; 2], most: &[Vec<f32>; 2], how: &str) {
 
 #[test]
 fn rows_that_share_a_task_have_the_bits_of_rows_alone() {
-    for shape in [(4, 64), (2, 48), (3, 16), (1, 32)] {
+    // Widths of a part of a stretch, and of one and a part.
+    for shape in [(4, 64), (2, 48), (3, 16), (1, 32), (4, 320), (3, 352), (1, 1040)] {
         for head in [false, true] {
-            let want = computed(Isa::Portable, 1, shape, head);
+            let want = computed(Isa::Portable, 40, shape, head);
             for isa in isas() {
                 let most = computed(isa, 40, shape, head);
-                for rows in [1, 3, 7, 9, 17, 33] {
+                for rows in [1, 3, 7, 9, 12, 17, 20, 28, 33] {
                     let some = computed(isa, rows, shape, head);
                     assert_same(&some, &most, &format!("{isa}, {shape:?}, {rows} rows"));
                 }
