@@ -2,10 +2,11 @@
 a model calls itself is text there, whatever it is."""
 
 import threading
+import time
 import unittest
 from urllib.parse import urlsplit
 
-from harness import browser, client, metrics, servers
+from harness import browser, client, metrics, probes, servers
 
 HOSTILE = (
     "<img src=x onerror=\"window.pwned=1\">'\"><script>window.pwned=1</script>"
@@ -70,7 +71,7 @@ class Load:
 
     def ask(self, i):
         while not self.stopping.is_set():
-            body = {"prompt": f"Count to {i}:", "max_tokens": 8 + 9 * i, "ignore_eos": True}
+            body = {"prompt": f"Count to {i}:", "max_tokens": 40 + 9 * i, "ignore_eos": True}
             self.server.client.post("/v1/completions", body)
 
     def __enter__(self):
@@ -116,7 +117,15 @@ class Ui(unittest.TestCase):
         self.page.until(f"Number(document.body.dataset.answers ?? 0) > {seen + 1}")
         return self.page.eval(SHOWN)
 
+    def verified(self):
+        """Waits for the first generation's canary steps, which count and hold pages while nothing is asked."""
+        end = time.monotonic() + 300
+        while not self.server.client.get("/admin/generations")["data"][0]["verified"]:
+            self.assertLess(time.monotonic(), end, "its first generation is not verified")
+            time.sleep(0.1)
+
     def test_numbers_are_those_of_metrics(self):
+        self.verified()
         with Load(self.server):
             self.page.until("Number(document.getElementById('running').dataset.value) >= 9")
             before = counters(self.samples())
@@ -283,18 +292,19 @@ class UiWithAlarms(unittest.TestCase):
                     statuses.append(refused.status)
 
             statuses = []
-            threads = [threading.Thread(target=ask) for _ in range(5)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            self.assertEqual(set(statuses), {429})
+            with server.client.held("/v1/completions", body, 2):
+                end = time.monotonic() + 60
+                while probes.status(server)["queued"] != 1:
+                    self.assertLess(time.monotonic(), end, "one runs and one waits")
+                    time.sleep(0.02)
+                for _ in range(3):
+                    ask()
+            self.assertEqual(statuses, [429] * 3)
             self.assertEqual(self.shown(page, "act"), {"queue_full", "audit_off"})
             self.assertEqual(self.raised(server), {"queue_full", "audit_off"})
             self.assertIn("queue full", page.eval("document.title"))
             page.screenshot(servers.out_dir() / "ui-alarms.png")
-            log = server.log()
-            self.assertIn('event="alarm_raised" alarm="queue_full"', log)
+            server.wait_log('event="alarm_raised" alarm="queue_full"')
 
 
 class UiThroughAFlip(unittest.TestCase):
@@ -332,10 +342,9 @@ class UiThroughAFlip(unittest.TestCase):
                 page.until("document.querySelector('[data-bucket=decode-12]').dataset.replays > 20")
                 page.screenshot(servers.out_dir() / "ui-flip.png")
             self.assertEqual(page.console, [])
-            log = server.log()
             for event in ('event="stage" generation=2', 'event="flip" generation=2',
                           'event="retire" generation=1'):
-                self.assertIn(event, log)
+                server.wait_log(event)
 
 
 class UiWithoutAServer(unittest.TestCase):

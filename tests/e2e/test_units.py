@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 import unittest
 from pathlib import Path
@@ -19,7 +18,7 @@ UNIT = ROOT / "deploy/systemd/lockstep.service"
 # At a limit of 16 it comes up as a process that never says that it is ready.
 PROGRAM = """#!/bin/sh
 [ "$2" = 16 ] && exec sleep 1000
-exec '{lockstep}' serve --port {port} --kv-memory 64MiB --model '{model}' "$@"
+exec '{lockstep}' serve --port {port} --kv-memory 64MiB --drain-timeout 240 --model '{model}' "$@"
 """
 SERVICE = """# A unit of this test.
 [Service]
@@ -30,7 +29,7 @@ ExecStart={program} \\
     --max-running-requests 4
 KillMode=mixed
 TimeoutStartSec=15min
-TimeoutStopSec=60
+TimeoutStopSec=300
 Restart=on-failure
 """
 
@@ -90,7 +89,7 @@ class Unit(unittest.TestCase):
         target = self.dir / "targets/lockstep.toml"
         head = target.read_text().split("[ready]")[0]
         gates = change.gates(sessions=24, tokens=24, tolerance=99, concurrency=4)
-        target.write_text(f"{head}[ready]\nseconds = 10\n{gates}")
+        target.write_text(f"{head}[ready]\nseconds = 300\n{gates}")
 
         code, done, said = self.change("--set", "sched.max-running-requests=8")
         self.assertEqual((code, done["state"]), (0, "kept"), (done, said))
@@ -100,11 +99,13 @@ class Unit(unittest.TestCase):
         self.assertNotEqual(now, main)
         self.assertEqual(self.manager.show("ours.service", "ActiveState"), "active")
 
-        # One that never becomes ready: systemd itself would wait for 15 minutes.
+        # One that never becomes ready: systemd itself would wait for 15 minutes. The way back has as long,
+        # which a slow machine needs.
+        target.write_text(f"{head}[ready]\nseconds = 20\n{gates}")
         kept = self.unit.read_text()
         code, done, said = self.change("--set", "sched.max-running-requests=16")
         self.assertEqual((code, done["state"]), (11, "rolled_back"), (done, said))
-        self.assertIn("was not ready after 10 s", str(done["reasons"]))
+        self.assertIn("was not ready after 20 s", str(done["reasons"]))
         self.assertEqual((self.unit.read_text(), self.limit()), (kept, 8))
         self.assertEqual(self.manager.show("ours.service", "ActiveState"), "active")
         self.assert_stop_drains()
@@ -113,18 +114,15 @@ class Unit(unittest.TestCase):
 
     def assert_stop_drains(self):
         """`systemctl stop` lets an answer that was begun end."""
-        answers = []
-        body = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True}
-        asked = threading.Thread(
-            target=lambda: answers.append(self.client.post("/v1/completions", body)))
-        asked.start()
-        end = time.monotonic() + 20
-        while self.client.get("/server_info")["lockstep"]["engine"]["running"] == 0:
-            self.assertLess(time.monotonic(), end, "the request does not run")
+        body = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "stream": True,
+                "stream_options": {"include_usage": True}}
+        events = self.client.stream("/v1/completions", body)
+        # It runs: its first token is here.
+        next(events)
         stopped = self.manager.ctl("stop", "ours.service")
-        asked.join(60)
+        rest = [event for _, event in events]
         self.assertEqual(stopped.returncode, 0, stopped.stderr)
-        self.assertEqual(answers[0]["usage"]["completion_tokens"], 300)
+        self.assertEqual(rest[-1]["usage"]["completion_tokens"], 300)
         self.assertEqual(self.manager.show("ours.service", "Result"), "success")
         self.assertEqual(self.manager.show("ours.service", "ExecMainStatus"), "0")
 
@@ -181,7 +179,7 @@ class System(unittest.TestCase):
 
         # A kill is a failure, after which it is started again.
         self.assertEqual(self.manager.ctl("kill", "--signal=KILL", "lockstep.service").returncode, 0)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while self.manager.show("lockstep.service", "MainPID") in (main, "0") or \
                 self.manager.show("lockstep.service", "ActiveState") != "active":
             self.assertLess(time.monotonic(), end, self.journal())

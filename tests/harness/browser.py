@@ -137,7 +137,7 @@ class Browser:
         elif method == "Page.javascriptDialogOpening":
             self.console.append(f"a dialog opened: {params['message']}")
 
-    def call(self, method, wait_s=60, **params):
+    def call(self, method, wait_s=180, **params):
         """A command of the protocol and its result."""
         self._next += 1
         number, answers = self._next, queue.Queue()
@@ -173,7 +173,7 @@ class Browser:
             raise RuntimeError(f"{script}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    def until(self, script, wait_s=30):
+    def until(self, script, wait_s=300):
         """Waits until an expression is true; returns its value."""
         end = time.monotonic() + wait_s
         while time.monotonic() < end:

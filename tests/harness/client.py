@@ -1,5 +1,6 @@
 """A JSON client over http.client: one connection a request, streaming where asked for."""
 
+import contextlib
 import http.client
 import json
 import time
@@ -64,6 +65,18 @@ class Client:
             raise EOFError("the stream was cut: it ended without [DONE]")
         finally:
             conn.close()
+
+    @contextlib.contextmanager
+    def held(self, path, body, count):
+        """Inside, `count` requests are asked and not read: streams of so many tokens that none has
+        ended, however quick the server. They are left at the end."""
+        data = json.dumps({**body, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                conn = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout_s)
+                stack.callback(conn.close)
+                conn.request("POST", path, data, {"content-type": "application/json"})
+            yield
 
     def all(self, path, bodies, at_once):
         """Posts every body, at most `at_once` at a time; answers in the order of the bodies."""

@@ -1,6 +1,8 @@
 """Servers as child processes on a free port, ended by SIGTERM."""
 
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -12,9 +14,14 @@ from .client import Client, Refused
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port for a server that starts later. It is none of those that the system gives to connections
+    by itself: one of them could have it before the server does."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    while True:
+        port = random.randrange(10_000, int(given[0]))
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def need(name, what):
@@ -74,7 +81,7 @@ class Server:
     def __exit__(self, *exc):
         self.stop()
 
-    def stop(self, wait_s=60):
+    def stop(self, wait_s=300):
         """SIGTERM, then the exit status; killed where it does not end."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -96,6 +103,14 @@ class Server:
 
     def log(self):
         return self.log_path.read_text(errors="replace")
+
+    def wait_log(self, words, wait_s=60):
+        """Waits for words in the log: of a change of its state the server tells a second later."""
+        end = time.monotonic() + wait_s
+        while words not in self.log():
+            if time.monotonic() > end:
+                raise AssertionError(f"after {wait_s} s the log has no '{words}': {self.tail()}")
+            time.sleep(0.05)
 
     def tail(self, lines=12):
         return "\n".join(self.log().splitlines()[-lines:])

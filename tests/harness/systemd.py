@@ -65,7 +65,7 @@ class UserManager:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "sh", "-c", booted, self.binary],
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 180
         while self.ctl("show", "--property=Version").returncode != 0:
             if self.process.poll() is not None or time.monotonic() > end:
                 words = " ".join((home / "log").read_text(errors="replace").split())[-300:]
@@ -77,7 +77,7 @@ class UserManager:
     def ctl(self, *arguments):
         """`systemctl --user`, whatever comes of it."""
         return subprocess.run(["systemctl", "--user", *arguments], env=self.env, text=True,
-                              capture_output=True, timeout=120, check=False)
+                              capture_output=True, timeout=400, check=False)
 
     def show(self, unit, name):
         return self.ctl("show", "--value", f"--property={name}", unit).stdout.strip()
@@ -150,7 +150,7 @@ class SystemManager:
                 [*unshare, "sh", "-c", BOOT, binary, home / "memory", self.content,
                  tempfile.gettempdir(), *NEEDED],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while self.ctl("is-system-running").stdout.strip() != "running":
             if self.process.poll() is not None or time.monotonic() > end:
                 words = " ".join((home / "log").read_text(errors="replace").split())[-300:]
@@ -159,7 +159,7 @@ class SystemManager:
             time.sleep(0.1)
         return self
 
-    def run(self, *command, timeout_s=300):
+    def run(self, *command, timeout_s=600):
         """A command inside, whatever comes of it."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         first = children.read_text().split() if children.exists() else []
@@ -171,7 +171,7 @@ class SystemManager:
 
     def ctl(self, *arguments):
         """`systemctl`, whatever comes of it."""
-        return self.run("systemctl", *arguments, timeout_s=120)
+        return self.run("systemctl", *arguments, timeout_s=400)
 
     def show(self, unit, name):
         return self.ctl("show", "--value", f"--property={name}", unit).stdout.strip()

@@ -16,8 +16,8 @@ use std::time::Duration;
 type Step = Result<Found, (Found, Stop)>;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
-const TESTS_LIMIT: Duration = Duration::from_secs(1800);
-const SUITE_LIMIT: Duration = Duration::from_secs(1200);
+const TESTS_LIMIT: Duration = Duration::from_secs(3600);
+const SUITE_LIMIT: Duration = Duration::from_secs(2700);
 
 /// The default model as the store names it.
 const MODEL: &str = "smollm2-135m-instruct";
