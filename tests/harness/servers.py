@@ -15,13 +15,13 @@ from .client import Client, Refused
 
 def free_port():
     """A port for a server that starts later. It is none of those that the system gives to connections
-    by itself: one of them could have it before the server does."""
-    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    by itself, where that leaves any: one of them could have it before the server does."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.randrange(10_000, int(given[0]))
+        port = random.randrange(10_000, given) if given > 10_000 else 0
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind(("127.0.0.1", port))
-            return port
+            return s.getsockname()[1]
 
 
 def need(name, what):

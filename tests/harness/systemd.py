@@ -1,6 +1,7 @@
 """systemd where no system runs under it: a user's manager in a mount namespace of its own, and a
 system's manager as the first process of namespaces of its own."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -39,6 +40,14 @@ def have(program):
     return path or skip(f"{program} is not in Debian's systemd")
 
 
+def alone():
+    """Waits for its turn: the managers of two suites on one machine would have their units in the same
+    cgroups, and kill each other's. Closed, what this gives ends the turn."""
+    turn = open(Path(tempfile.gettempdir()) / "lockstep-systemd.lock", "w")
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    return turn
+
+
 class UserManager:
     """`systemd --user` with a runtime folder and units of its own. Use as a context manager.
 
@@ -51,6 +60,7 @@ class UserManager:
         have("systemctl")
         if os.geteuid() != 0 or not shutil.which("unshare"):
             skip("a mount namespace needs root and unshare")
+        self.turn = alone()
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-systemd-")
         home = Path(self.folder.name)
         self.units = home / "config/systemd/user"
@@ -91,6 +101,7 @@ class UserManager:
                 self.process.kill()
                 self.process.wait()
         self.folder.cleanup()
+        self.turn.close()
 
 
 # Of the system's own units only what a service stands on: sysctls, devices, temporary files and
@@ -140,6 +151,7 @@ class SystemManager:
         have("journalctl")
         if os.geteuid() != 0 or not (shutil.which("unshare") and shutil.which("nsenter")):
             skip("namespaces need root, unshare and nsenter")
+        self.turn = alone()
         self.folder = tempfile.TemporaryDirectory(prefix="system-", dir=out_dir())
         home = Path(self.folder.name).resolve()
         (home / "memory").mkdir()
@@ -181,3 +193,4 @@ class SystemManager:
         self.process.kill()
         self.process.wait()
         self.folder.cleanup()
+        self.turn.close()

@@ -52,7 +52,7 @@ async fn connections_are_used_again_and_closed_ones_replaced() {
     let client = client(&script);
     for _ in 0..4 {
         assert_eq!(ask(&client, Reading::default()).await.outcome, Outcome::Done);
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert_eq!(script.requests.load(Ordering::SeqCst), 4);
     assert_eq!(script.connections.load(Ordering::SeqCst), 2);
@@ -119,7 +119,7 @@ async fn an_abort_closes_the_connection() {
     let reading = Reading { abort: Some(Abort::Chunks(2)), ..Reading::default() };
     let e = ask(&client(&script), reading).await;
     assert_eq!((e.outcome, e.text.as_str()), (Outcome::Aborted, "ab"));
-    for _ in 0..100 {
+    for _ in 0..6000 {
         if script.closed_by_client.load(Ordering::SeqCst) == 1 {
             return;
         }
@@ -146,8 +146,8 @@ async fn what_a_server_can_make_the_client_hold_is_bounded() {
 
 #[tokio::test]
 async fn nobody_listens() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let client = Client::new(Target::parse(&free.to_string()).unwrap());
+    // No port that was free a moment ago: another test could have it by now.
+    let client = Client::new(Target::parse("127.0.0.1:1").unwrap());
     let e = ask(&client, Reading::default()).await;
     assert!(matches!(e.outcome, Outcome::Connect { .. }), "{}", e.outcome);
 }

@@ -200,7 +200,7 @@ fn an_operator_ends_a_request_by_name() {
 
 #[test]
 fn a_drain_finishes_what_was_accepted_and_takes_nothing_new() {
-    let mut server = Server::with(slow(), &[]);
+    let mut server = Server::with(slow(), &[("server.drain-timeout", "240")]);
     let mut running = server.client();
     let mut body = endless(false);
     body["max_tokens"] = json!(300);
@@ -208,11 +208,14 @@ fn a_drain_finishes_what_was_accepted_and_takes_nothing_new() {
     let mut idle = server.client();
     assert_eq!(idle.get("/health").status, 200);
     wait_until("it runs", || server.toy.status().running == 1);
+    // It runs on when everything about the drain was looked at.
+    server.toy.pause();
     server.signal();
     // A router or an operator that asks meanwhile once found a refused connection.
     wait_until("it says so", || server.get("/health").status == 503);
     assert!(server.get("/health").text().contains("drain"), "{}", server.get("/health").text());
     assert_eq!(server.post(CHAT, &endless(false)).error().0, 503);
+    server.toy.resume();
     let answer = running.answer();
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.json()["usage"]["completion_tokens"], 300);

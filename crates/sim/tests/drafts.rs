@@ -64,7 +64,7 @@ fn tokens(handle: &Handle, id: u64) -> Vec<u32> {
 
 /// Waits for the verdict on generation `number`.
 fn verdict(handle: &Handle, number: u64) -> GenerationReport {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(300);
     loop {
         let status = handle.status();
         let report = status.generation_report(number).expect("it was staged");

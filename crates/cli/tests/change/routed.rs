@@ -163,7 +163,7 @@ fn a_router_s_503_on_the_way_back_does_not_leave_the_worker_out() {
     let never = |_: u16, _: &Path| "exec sleep 1000".to_owned();
     let site = by_script("routed-back", &format!("router = \"{}\"\n", router.1), never);
     let path = site.dir.join("targets/ours.toml");
-    std::fs::write(&path, read(&path).replace("seconds = 20", "seconds = 5")).unwrap();
+    std::fs::write(&path, read(&path).replace("seconds = 300", "seconds = 15")).unwrap();
     let worker = json!({"id": "w-1", "url": site.url, "is_healthy": true, "status": "ready"});
     {
         let mut state = router.0.lock().unwrap();

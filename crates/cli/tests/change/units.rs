@@ -29,8 +29,9 @@ case "$1 $3" in
 esac
 "#;
 
-/// A server of a unit with a drop-in; at a limit of 8 the program does something else.
-fn by_unit(test: &str, at_eight: &str) -> Site {
+/// A server of a unit with a drop-in, which has so many seconds to be ready; at a limit of 8 the program
+/// does something else.
+fn by_unit(test: &str, ready: u32, at_eight: &str) -> Site {
     let dir = temp_dir(test);
     let port = free_port();
     let model = chat_model(&dir, "llama");
@@ -61,7 +62,7 @@ fn by_unit(test: &str, at_eight: &str) -> Site {
     write("ours.service.d/10.conf", &drop_in.replace("\\\n ", ""));
     let target = format!(
         "kind = \"lockstep\"\nurl = \"http://127.0.0.1:{port}\"\n[launch]\nmethod = \"systemd\"\n\
-         unit = \"ours.service\"\n[ready]\nseconds = 3\n{GATES}"
+         unit = \"ours.service\"\n[ready]\nseconds = {ready}\n{GATES}"
     );
     write("targets/ours.toml", &target);
     let site = Site { dir, model, server: None, url: format!("http://127.0.0.1:{port}") };
@@ -81,7 +82,7 @@ fn change(site: &Site) -> Command {
 
 #[test]
 fn a_unit_is_changed_in_its_drop_in() {
-    let site = by_unit("unit", ":");
+    let site = by_unit("unit", 300, ":");
     let (main, drop_in) = ("ours.service", "ours.service.d/10.conf");
     let before = (read(&site.dir.join(main)), read(&site.dir.join(drop_in)));
     let (code, done, said) = run(&mut change(&site));
@@ -97,11 +98,12 @@ fn a_unit_is_changed_in_its_drop_in() {
 
 #[test]
 fn a_unit_that_never_becomes_ready_is_rolled_back() {
-    let site = by_unit("unit-never", "exec sleep 1000");
+    // The way back has as long, which a slow machine needs.
+    let site = by_unit("unit-never", 15, "exec sleep 1000");
     let before = read(&site.dir.join("ours.service.d/10.conf"));
     let (code, done, said) = run(&mut change(&site));
     assert_eq!((code, &done["state"]), (11, &json!("rolled_back")), "{done} {said}");
-    assert!(done["reasons"].to_string().contains("was not ready after 3 s"), "{done}");
+    assert!(done["reasons"].to_string().contains("was not ready after 15 s"), "{done}");
     assert_eq!(read(&site.dir.join("ours.service.d/10.conf")), before);
     assert_eq!(running(&site), 4, "the old setting runs");
     end(site);

@@ -19,7 +19,7 @@ fn long() -> Value {
 
 #[test]
 fn it_answers_shows_its_state_and_drains() {
-    let mut serving = Serving::start("answers", &["--graph-max-bs", "8"]);
+    let mut serving = Serving::start("answers", &["--graph-max-bs", "8", "--drain-timeout", "600"]);
     assert_eq!(serving.ready["model"], "SmolLM2-135M-Instruct.Q4_1");
     let body = json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 4});
     let (head, answer) = serving.post("/v1/completions", &body);
@@ -42,7 +42,7 @@ fn it_answers_shows_its_state_and_drains() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let mut serving = Serving::start("second", &[]);
+    let mut serving = Serving::start("second", &["--drain-timeout", "600"]);
     let mut body = long();
     body["max_tokens"] = json!(2500);
     let _running = serving.send("/v1/completions", &body);

@@ -9,7 +9,7 @@ use lockstep_flow::{EngineStatus, GenerationState as State, RequestId};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A rig with room to flip.
 pub fn rig() -> Rig {

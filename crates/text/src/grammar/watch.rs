@@ -111,9 +111,10 @@ mod tests {
     fn what_outlives_its_limit_is_cancelled_and_nothing_else() {
         let watch = Watch::start().unwrap();
         let (slow, quick) = (CancellationHandle::default(), CancellationHandle::default());
-        drop(watch.over(&quick, Duration::from_millis(1)));
+        // Over well before its limit, which has passed when the slow one's has.
+        drop(watch.over(&quick, Duration::from_millis(300)));
         let _patient = watch.over(&quick, Duration::from_secs(3600));
-        let _slow = watch.over(&slow, Duration::from_millis(1));
+        let _slow = watch.over(&slow, Duration::from_millis(301));
         while !slow.is_cancelled() {
             std::thread::yield_now();
         }
