@@ -1,160 +1,28 @@
-//! From a GEMM of a plan to a launch: which kernel, and how its blocks share the work.
-//!
-//! On Hopper a product whose K is a multiple of 64 is one of `gemm_wgmma.cu`, every other one of
-//! `gemm.cu`: a choice of the GPU and K, never of the rows.
+//! How blocks of `gemm_wgmma.cu` share a product.
 
-use crate::backend::{K_STEP, TILE_ROWS, TileFormat, gemm_slices};
-use crate::driver::{Shape, TokenMap};
-use crate::launch::{GemmArgs, Launch, PartArgs, WgmmaArgs};
-use crate::resolve::{Resolver, refuse};
-use lockstep_device::DeviceError;
-use lockstep_plan::{Epilogue, Gemm};
-
-/// Tokens that a block of the mma kernels takes, in tiles of 8, with 16 and with 32 features a
-/// warp.
-const TOKEN_TILES_1: [u32; 5] = [1, 2, 4, 6, 8];
-const TOKEN_TILES_2: [u32; 4] = [1, 2, 4, 6];
-
-/// Bytes of shared memory that a line of 128 channels takes.
-const LINE_BYTES: u32 = (128 + 8) * 2;
+use super::BLOCKS_ENOUGH;
 
 /// Tiles of 16 features that a block of the wgmma kernels takes.
-const WGMMA_TILES: u32 = 8;
+pub(super) const WGMMA_TILES: u32 = 8;
 
 /// Channels of one stage of the wgmma kernels.
-const WGMMA_STAGE: u32 = 64;
+pub(super) const WGMMA_STAGE: u32 = 64;
 
-/// A product with what both kernels need of it.
-struct Product {
-    part: [PartArgs; 3],
-    parts: u32,
-    rows: u32,
-    epilogue: u32,
-    gated: bool,
-    /// Tiles of 16 features; of the gate alone where up goes with it.
-    units: u32,
-    /// A part is not bf16.
-    quantised: bool,
-}
+/// Channels up to which blocks that go on to the next tile are faster than new ones.
+const MANY_K_MOST: u32 = 8192;
 
-impl Resolver<'_> {
-    /// Resolves a GEMM.
-    pub(crate) fn gemm(&self, g: &Gemm) -> Result<Launch, DeviceError> {
-        let product = self.product(g)?;
-        if self.on_wgmma(g) {
-            return self.wgmma(g, &product);
-        }
-        assert!(!product.quantised, "matrices that stay quantised have a wgmma kernel");
-        Ok(self.mma(g, &product))
-    }
+/// Three stages and the sums so far, or four and what gates and ups swap; 128 for barriers.
+const MOST_SHARED_BYTES: u32 = 4 * 49_152 + 32_768 + 128;
 
-    /// Whether a GEMM is one of `gemm_wgmma.cu`.
-    pub(crate) fn on_wgmma(&self, g: &Gemm) -> bool {
-        self.kernels.wgmma && g.k.is_multiple_of(WGMMA_STAGE)
-    }
-
-    fn product(&self, g: &Gemm) -> Result<Product, DeviceError> {
-        assert!(g.parts.len() <= 3, "a GEMM of {} parts", g.parts.len());
-        let gated = g.epilogue == Epilogue::SwiGluQuantised;
-        let epilogue = match g.epilogue {
-            Epilogue::Store => 0,
-            Epilogue::AddTo => 1,
-            Epilogue::SwiGluQuantised => 2,
-            Epilogue::SwiGlu => {
-                return Err(refuse("SwiGLU into f32 rows", "SwiGLU into bf16 rows"));
-            }
-        };
-        let mut quantised = false;
-        let mut part = [PartArgs::default(); 3];
-        for (to, p) in part.iter_mut().zip(&g.parts) {
-            let (n, k, format) = self.tiles(p.w)?;
-            quantised |= format != TileFormat::Bf16;
-            assert_eq!((n, k), (p.n, g.k), "a plan's matrices have the shapes that were loaded");
-            let (w, bias) = (self.at.at(p.w), self.at.opt(p.bias));
-            let tiles = n.div_ceil(TILE_ROWS);
-            *to = PartArgs { w, bias, tiles, n, out_col: p.out_col, format: format as u32 };
-        }
-        let tiles: u32 = part.iter().map(|p| p.tiles).sum();
-        let units = if gated { part[0].tiles } else { tiles };
-        let (rows, parts) = (self.rows(g.axis), g.parts.len() as u32);
-        Ok(Product { part, parts, rows, epilogue, gated, units, quantised })
-    }
-
-    fn wgmma(&self, g: &Gemm, product: &Product) -> Result<Launch, DeviceError> {
-        let Product { rows, gated, quantised, .. } = *product;
-        let per_unit = 1 + u32::from(gated);
-        let slices = wgmma_slices(product.units.div_ceil(WGMMA_TILES / per_unit), g.k);
-        let tiles = product.units * per_unit;
-        let t = WgmmaTiling::of(Work { rows, tiles, k: g.k, slices, gated, quantised });
-        let x = self.at.at(g.xq.expect(BF16_ROWS));
-        let tiles = product.units.div_ceil(t.tiles() / per_unit);
-        let args = WgmmaArgs {
-            x_map: TokenMap::new(x, rows, g.k, t.tokens)?.0,
-            live: self.live(g.axis),
-            out: self.at.at(g.out),
-            part: product.part,
-            parts: product.parts,
-            rows,
-            out_stride: g.out_cols,
-            epilogue: product.epilogue,
-            k_tiles: g.k / 16,
-            stages: g.k / WGMMA_STAGE / slices,
-            s_out: t.s_out,
-            s_seq: slices / t.s_out / t.side(),
-            token_tiles: match t.form {
-                Form::Many | Form::Most => tiles,
-                _ => t.token_tiles,
-            },
-            late: u32::from(t.late()),
-            pad: [0; 10],
-        };
-        let blocks = tiles * t.token_tiles * t.s_out;
-        let goes_on = matches!(t.form, Form::Many | Form::Most);
-        let grid = (if goes_on { blocks.min(MULTIPROCESSORS) } else { blocks }, 1);
-        let kernel = t.kernel(quantised, gated);
-        let shape = self.shape(&kernel, grid, t.threads(), t.shared_bytes());
-        Ok(Launch::new(Shape { cluster: t.s_out, ..shape }, args))
-    }
-
-    fn mma(&self, g: &Gemm, product: &Product) -> Launch {
-        let Product { part, parts, rows, epilogue, gated, units, .. } = *product;
-        let slices = gemm_slices(units, g.k);
-        let t = Tiling::of(rows, units, gated, slices, self.kernels.clusters);
-        let units = if gated { units } else { units.div_ceil(t.m) };
-        let groups = units.div_ceil(8 / t.s_in);
-        let token_tiles = rows.div_ceil(t.n * 8);
-        let args = GemmArgs {
-            live: self.live(g.axis),
-            x: self.at.at(g.xq.expect(BF16_ROWS)),
-            out: self.at.at(g.out),
-            part,
-            parts,
-            rows,
-            x_stride: g.k,
-            out_stride: g.out_cols,
-            epilogue,
-            units,
-            k_tiles: g.k / 16,
-            steps: g.k / K_STEP / slices,
-            s_in: t.s_in,
-            s_out: t.s_out,
-            token_tiles,
-            s_seq: t.s_seq,
-        };
-        let grid = (groups * token_tiles * t.s_out, 1);
-        let shape = self.shape(&t.kernel(), grid, 256, t.shared_bytes());
-        Launch::new(Shape { cluster: t.s_out, ..shape }, args)
-    }
-}
-
-const BF16_ROWS: &str = "a GEMM has its input as bf16 rows";
+/// Multiprocessors of an H200.
+pub(super) const MULTIPROCESSORS: u32 = 132;
 
 /// Into how many equal parts a wgmma product of `tiles` blocks of features over `k` channels cuts
 /// K: a function of N and K, and the only one that the sums depend on.
 ///
 /// The most, up to the 4 blocks for which a cluster finds room everywhere, that divides K into
 /// whole stages, four or more, while an H200 can hold all blocks at once, two a multiprocessor.
-pub(crate) fn wgmma_slices(tiles: u32, k: u32) -> u32 {
+pub(super) fn wgmma_slices(tiles: u32, k: u32) -> u32 {
     let stages = k / WGMMA_STAGE;
     let mut slices = 1;
     while slices < 4
@@ -169,19 +37,19 @@ pub(crate) fn wgmma_slices(tiles: u32, k: u32) -> u32 {
 
 /// How blocks share a wgmma product: of no consequence for bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct WgmmaTiling {
+pub(super) struct WgmmaTiling {
     /// Tokens of a block.
-    tokens: u32,
-    token_tiles: u32,
+    pub(super) tokens: u32,
+    pub(super) token_tiles: u32,
     /// Blocks of a cluster, which share the slices; 1 where a block takes all of them.
-    s_out: u32,
+    pub(super) s_out: u32,
     /// Which kernel of these tokens.
-    form: Form,
+    pub(super) form: Form,
 }
 
 /// Forms of a kernel of equal tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Form {
+pub(super) enum Form {
     /// Two warpgroups of sums; up to 96 tokens, two blocks a multiprocessor.
     Plain,
     /// Three, and a block has a multiprocessor to itself.
@@ -198,14 +66,14 @@ enum Form {
 
 /// What a tiling follows from.
 #[derive(Clone, Copy, Debug)]
-struct Work {
-    rows: u32,
+pub(super) struct Work {
+    pub(super) rows: u32,
     /// Tiles of 16 features, of gate and up together.
-    tiles: u32,
-    k: u32,
-    slices: u32,
-    gated: bool,
-    quantised: bool,
+    pub(super) tiles: u32,
+    pub(super) k: u32,
+    pub(super) slices: u32,
+    pub(super) gated: bool,
+    pub(super) quantised: bool,
 }
 
 impl Work {
@@ -245,7 +113,7 @@ impl Work {
 }
 
 impl WgmmaTiling {
-    fn of(w: Work) -> WgmmaTiling {
+    pub(super) fn of(w: Work) -> WgmmaTiling {
         const LADDER: [u32; 6] = [8, 16, 32, 48, 64, 96];
         match LADDER.into_iter().find(|t| *t >= w.rows) {
             Some(tokens) => WgmmaTiling::of_few(w, tokens),
@@ -299,7 +167,7 @@ impl WgmmaTiling {
         with(128, w.slices, Form::Plain)
     }
 
-    fn kernel(&self, quantised: bool, gated: bool) -> String {
+    pub(super) fn kernel(&self, quantised: bool, gated: bool) -> String {
         let of = if quantised { "q_" } else { "" };
         let form = match self.form {
             Form::Plain => "",
@@ -319,27 +187,27 @@ impl WgmmaTiling {
     }
 
     /// Slices that a block takes side by side.
-    fn side(&self) -> u32 {
+    pub(super) fn side(&self) -> u32 {
         if self.form == Form::Pair { 2 } else { 1 }
     }
 
     /// Tiles of 16 features of a block.
-    fn tiles(&self) -> u32 {
+    pub(super) fn tiles(&self) -> u32 {
         self.groups() * 4 / self.side()
     }
 
-    fn threads(&self) -> u32 {
+    pub(super) fn threads(&self) -> u32 {
         (self.groups() + 1) * 128
     }
 
     /// Whether the next kernel waits for the last load to land. Where it has room beside this one, what
     /// it asks for early would keep the last weights.
-    fn late(&self) -> bool {
+    pub(super) fn late(&self) -> bool {
         self.tokens <= 32 && self.form == Form::Plain && self.s_out == 1
     }
 
     /// The stages with their barriers; the sums take their place afterwards.
-    fn shared_bytes(&self) -> u32 {
+    pub(super) fn shared_bytes(&self) -> u32 {
         if self.form == Form::Most {
             return MOST_SHARED_BYTES;
         }
@@ -358,112 +226,9 @@ impl WgmmaTiling {
     }
 }
 
-/// How blocks share an mma product: of no consequence for bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Tiling {
-    /// Tiles of 16 features a warp.
-    m: u32,
-    /// Tiles of 8 tokens a block.
-    n: u32,
-    /// Slices of K that the warps of a block take side by side.
-    s_in: u32,
-    /// Blocks of a cluster, which take the slices between them.
-    s_out: u32,
-    /// Slices that a warp takes one after the other.
-    s_seq: u32,
-}
-
-/// Blocks that occupy an H200.
-const BLOCKS_ENOUGH: u32 = 128;
-
-/// Channels up to which blocks that go on to the next tile are faster than new ones.
-const MANY_K_MOST: u32 = 8192;
-
-/// Three stages and the sums so far, or four and what gates and ups swap; 128 for barriers.
-const MOST_SHARED_BYTES: u32 = 4 * 49_152 + 32_768 + 128;
-
-/// Multiprocessors of an H200.
-const MULTIPROCESSORS: u32 = 132;
-
-impl Tiling {
-    /// For `rows` tokens and `units` tiles of features. Few tokens: a block takes all slices,
-    /// since what it reads of x is little. More: the blocks of a cluster take a slice each, so
-    /// that x is read once for 128 features instead of once for 16. Many: there are blocks enough
-    /// without cutting K, so a warp takes its slices in order and nobody has to meet.
-    fn of(rows: u32, units: u32, gated: bool, slices: u32, clusters: bool) -> Tiling {
-        // Room for the sums so far of 128 tokens is what chips with clusters have.
-        let wide = if clusters { 16 } else { 8 };
-        let seq_blocks = units.div_ceil(if gated { 8 } else { 16 }) * rows.div_ceil(wide * 8);
-        let alone = !clusters && rows > 32;
-        if rows > 128 && seq_blocks >= BLOCKS_ENOUGH || alone {
-            return Tiling { m: 2, n: wide, s_in: 1, s_out: 1, s_seq: slices };
-        }
-        let (m, ladder): (u32, &[u32]) =
-            if gated { (2, &TOKEN_TILES_2) } else { (1, &TOKEN_TILES_1) };
-        let s_in = match rows {
-            _ if !clusters => slices,
-            0..=4 => slices,
-            // A cluster of more than four finds no room on some parts of the chip.
-            5..=16 => slices.div_ceil(4).max(slices.min(2)),
-            _ => slices.div_ceil(4),
-        };
-        let fits = |n: &&u32| 2 * s_in * **n * 8 * LINE_BYTES <= 150 << 10;
-        let allowed = ladder.iter().filter(fits).copied();
-        let most = allowed.clone().next_back().unwrap_or(1);
-        // Equal shares of the rows, as many as it takes.
-        let share = rows.div_ceil(8).div_ceil(rows.div_ceil(most * 8));
-        let n = allowed.into_iter().find(|n| *n >= share).unwrap_or(most);
-        Tiling { m, n, s_in, s_out: slices / s_in, s_seq: 1 }
-    }
-
-    /// Whether the kernel is the one for many tokens; a product whose K is not cut has one slice.
-    fn seq(&self) -> bool {
-        self.m == 2 && self.n >= 8
-    }
-
-    /// The kernel's name.
-    fn kernel(&self) -> String {
-        if self.seq() {
-            format!("gemm_seq_n{}", self.n)
-        } else {
-            format!("gemm_m{}_n{}", self.m, self.n)
-        }
-    }
-
-    /// Two chunks of x and the sums so far, or the partial sums of eight warps.
-    fn shared_bytes(&self) -> u32 {
-        let so_far = if self.seq() { self.m * self.n * 4 * 256 * 4 } else { 0 };
-        let x = 2 * self.s_in * self.n * 8 * LINE_BYTES + so_far;
-        let sums = 8 * self.n * 8 * (self.m * 16 + 4) * 4;
-        x.max(sums)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_tiling_fits_and_takes_all_slices() {
-        for rows in 1..=1000 {
-            for slices in [1, 2, 4, 8] {
-                for case in 0..16 {
-                    let (gated, clusters) = (case & 1 == 1, case & 2 == 2);
-                    let units = [1, 64, 256, 9496][case >> 2];
-                    let t = Tiling::of(rows, units, gated, slices, clusters);
-                    assert_eq!(t.s_in * t.s_out * t.s_seq, slices);
-                    assert!(8 % t.s_in == 0 && (clusters || t.s_out == 1));
-                    let room = if clusters { 227 } else { 160 };
-                    assert!(t.shared_bytes() <= room << 10, "{rows} {t:?}");
-                }
-            }
-        }
-        let tiling = |rows, units| Tiling::of(rows, units, false, 8, true);
-        let of = |m, n, s_in, s_out, s_seq| Tiling { m, n, s_in, s_out, s_seq };
-        assert_eq!(tiling(1, 256), of(1, 1, 8, 1, 1));
-        assert_eq!(tiling(96, 256), of(1, 6, 2, 4, 1));
-        assert_eq!(tiling(2048, 256), of(2, 16, 1, 1, 8));
-    }
 
     #[test]
     fn slices_of_a_wgmma_product_follow_from_its_shape() {
