@@ -12,28 +12,17 @@ use crate::kernels::{KernelSource, Kernels};
 use crate::memory::Memory;
 use crate::probe::Probe;
 use lockstep_device::{
-    ArenaId, AwayArena, Device, DeviceError, DeviceMemory, ExecId, Manifest, PageBuffer, Remains,
-    Workshop,
+    ArenaId, AwayArena, Device, DeviceError, DeviceMemory, ExecId, Held, Manifest, PageBuffer,
+    Remains, Workshop,
 };
 use lockstep_flow::Lease;
 use lockstep_plan::{Backend, BufferId, BufferKind, OpId, Proven, Relay, WeightData};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A place for an arena.
-pub(crate) enum Place {
-    /// Nothing: the next arena comes here.
-    Vacant,
-    /// An arena.
-    Here(DeviceBytes),
-    /// An arena of this size, which is lent.
-    Lent(u64),
-}
-
 /// A GPU as a device.
 pub struct CudaDevice {
-    execs: Vec<Option<Exec>>,
-    pub(crate) arenas: Vec<Place>,
+    pub(crate) held: Held<DeviceBytes, Exec>,
     digests: Digests,
     pub(crate) timer: Timer,
     pub(crate) ahead: Ahead,
@@ -54,8 +43,7 @@ impl CudaDevice {
         let kernels = Kernels::load(&driver, kernels)?;
         let backend = CudaBackend { quantised: kernels.wgmma };
         Ok(CudaDevice {
-            execs: Vec::new(),
-            arenas: Vec::new(),
+            held: Held::default(),
             digests: Digests::new(&driver)?,
             ahead: Ahead::new(&driver)?,
             timer: Timer::new()?,
@@ -129,42 +117,11 @@ impl CudaDevice {
     }
 
     pub(crate) fn exec(&self, exec: ExecId) -> &Exec {
-        let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
-        found.expect("an executable id comes from capture and is used until release")
+        self.held.exec(exec)
     }
 
     pub(crate) fn exec_mut(&mut self, exec: ExecId) -> &mut Exec {
-        let found = self.execs.get_mut(exec.0 as usize).and_then(Option::as_mut);
-        found.expect("an executable id comes from capture and is used until release")
-    }
-
-    pub(crate) fn arena_at(&self, arena: ArenaId) -> &DeviceBytes {
-        match self.arenas.get(arena.0 as usize) {
-            Some(Place::Here(bytes)) => bytes,
-            _ => panic!("an arena id comes from `arena` and is used until `free_arena`"),
-        }
-    }
-
-    /// Gives an arena the first vacant place.
-    fn house(&mut self, arena: DeviceBytes) -> ArenaId {
-        let vacant = self.arenas.iter().position(|p| matches!(p, Place::Vacant));
-        let at = vacant.unwrap_or(self.arenas.len());
-        if at == self.arenas.len() {
-            self.arenas.push(Place::Vacant);
-        }
-        self.arenas[at] = Place::Here(arena);
-        ArenaId(at as u32)
-    }
-
-    /// Gives an executable the first vacant number.
-    fn register(&mut self, exec: Exec) -> ExecId {
-        let free = self.execs.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.execs.len());
-        if at == self.execs.len() {
-            self.execs.push(None);
-        }
-        self.execs[at] = Some(exec);
-        ExecId(at as u32)
+        self.held.exec_mut(exec)
     }
 
     /// Weights and state, to be added to.
@@ -219,24 +176,17 @@ impl Device for CudaDevice {
         let arena = self.counted(captured::arena_bytes(bytes), |d| d.base.arena(bytes))?;
         self.captured.ms = ms;
         self.captured.arena_bytes += bytes;
-        Ok(self.house(arena))
+        Ok(self.held.house(arena))
     }
 
     fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
         self.ahead.at_rest("to free an arena")?;
-        if self.execs.iter().flatten().any(|e| e.arena == arena) {
-            return Err(DeviceError::State {
-                asked: "to free an arena",
-                state: "still running executables in it",
-            });
-        }
-        self.arenas[arena.0 as usize] = Place::Vacant;
-        Ok(())
+        self.held.free(arena)
     }
 
     fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
         let exec = self.counted(captured::graph_bytes(proven.plan()), |d| {
-            d.base.capture(proven, (arena, d.arena_at(arena)), d.style)
+            d.base.capture(proven, (arena, d.held.arena(arena)), d.style)
         })?;
         self.captured.weight_bytes = self.base.memory.bytes().0;
         self.captured.plans += 1;
@@ -244,7 +194,7 @@ impl Device for CudaDevice {
         if let Some(probe) = &self.probe {
             probe.captured(self.captured);
         }
-        Ok(self.register(exec))
+        Ok(self.held.register(exec))
     }
 
     fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
@@ -254,7 +204,7 @@ impl Device for CudaDevice {
     }
 
     fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.execs[exec.0 as usize] = None;
+        self.held.release(exec);
         Ok(())
     }
 
@@ -264,7 +214,7 @@ impl Device for CudaDevice {
 
     fn check_manifest(&self, exec: ExecId) -> Result<(), DeviceError> {
         let exec = self.exec(exec);
-        exec.check_manifest(self.arena_at(exec.arena).address, &self.base.memory)
+        exec.check_manifest(self.held.arena(exec.arena).address, &self.base.memory)
     }
 
     fn workshop(&self) -> Arc<dyn Workshop> {
@@ -280,43 +230,19 @@ impl Device for CudaDevice {
             return Err(DeviceError::State { asked: "an arena", state: "another device than its" });
         };
         let CudaAway { execs, arena, home, .. } = *away;
-        let id = match home {
-            None => self.house(arena),
-            Some(home) => {
-                let place = &mut self.arenas[home.0 as usize];
-                assert!(matches!(place, Place::Lent(_)), "a lent arena comes back to its place");
-                *place = Place::Here(arena);
-                home
-            }
-        };
-        let number = |exec| self.register(Exec { arena: id, ..exec });
-        Ok((id, execs.into_iter().map(number).collect()))
+        Ok(self.held.install(home, arena, execs))
     }
 
     fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
         self.ahead.at_rest("a loan")?;
-        let lent = Place::Lent(self.arena_at(arena).len);
-        match core::mem::replace(&mut self.arenas[arena.0 as usize], lent) {
-            Place::Here(bytes) => Ok(Box::new(CudaAway {
-                execs: Vec::new(),
-                arena: bytes,
-                home: Some(arena),
-                base: self.base.clone(),
-                style: self.style,
-            })),
-            Place::Vacant | Place::Lent(_) => unreachable!("`arena_at` has just found it"),
-        }
+        let (home, arena) = (Some(arena), self.held.lend(arena));
+        let (base, style) = (self.base.clone(), self.style);
+        Ok(Box::new(CudaAway { execs: Vec::new(), arena, home, base, style }))
     }
 
     fn uninstall(&mut self, arena: ArenaId) -> Remains {
         self.ahead.assert_at_rest("the end of an arena");
-        let place = core::mem::replace(&mut self.arenas[arena.0 as usize], Place::Vacant);
-        let of_it = |e: &mut Option<Exec>| e.take_if(|e| e.arena == arena);
-        let execs: Vec<Exec> = self.execs.iter_mut().filter_map(of_it).collect();
-        match place {
-            Place::Here(bytes) => Box::new((execs, bytes)),
-            Place::Vacant | Place::Lent(_) => Box::new(execs),
-        }
+        Box::new(self.held.uninstall(arena))
     }
 
     fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
@@ -501,16 +427,8 @@ impl Device for CudaDevice {
 
     fn memory(&self) -> DeviceMemory {
         let (weight_bytes, state_bytes) = self.base.memory.bytes();
-        let (mut arenas, mut arena_bytes) = (0, 0);
-        for place in &self.arenas {
-            arenas += u32::from(!matches!(place, Place::Vacant));
-            arena_bytes += match place {
-                Place::Vacant => 0,
-                Place::Here(bytes) => bytes.len,
-                Place::Lent(bytes) => *bytes,
-            };
-        }
-        let executables = self.execs.iter().flatten().count() as u32;
+        let (arenas, arena_bytes) = self.held.arenas();
+        let executables = self.held.execs();
         DeviceMemory { weight_bytes, state_bytes, arena_bytes, arenas, executables }
     }
 }

@@ -8,7 +8,7 @@ use crate::fuse::Step;
 use crate::launch::Launch;
 use crate::memory::Memory;
 use crate::resolve::Addresses;
-use lockstep_device::{ArenaId, Bound, DeviceError, Manifest};
+use lockstep_device::{ArenaId, Bound, DeviceError, InArena, Manifest};
 use lockstep_plan::{BufferId, BufferKind, EdgeKind, OpId, Packing, Proven, StepPlan};
 use std::sync::Arc;
 
@@ -63,6 +63,16 @@ pub struct Exec {
     pub stage: Stage,
     pub(crate) inputs: HostSide,
     pub(crate) outputs: HostSide,
+}
+
+impl InArena for Exec {
+    fn arena(&self) -> ArenaId {
+        self.arena
+    }
+
+    fn house_in(&mut self, arena: ArenaId) {
+        self.arena = arena;
+    }
 }
 
 /// The host's copies of one region of the arena.

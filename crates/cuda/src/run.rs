@@ -2,7 +2,6 @@
 
 use crate::CudaDevice;
 use crate::away::Base;
-use crate::device::Place;
 use crate::exec::Stage;
 use crate::resolve::{Addresses, Resolver};
 use lockstep_device::{DeviceError, ExecId};
@@ -20,7 +19,7 @@ impl CudaDevice {
         if exec.stage != Stage::Sealed {
             return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
         }
-        if !matches!(self.arenas[exec.arena.0 as usize], Place::Here(_)) {
+        if !self.held.has(exec.arena) {
             return Err(DeviceError::State { asked: "a step", state: "without its arena" });
         }
         let bucket = exec.proven.plan().bucket;
@@ -84,7 +83,7 @@ impl CudaDevice {
         let plan = exec.proven.plan();
         let Base { memory, kernels, .. } = &*self.base;
         let placed = (plan, exec.packing());
-        let addresses = Addresses::new(placed, self.arena_at(exec.arena).address, memory)?;
+        let addresses = Addresses::new(placed, self.held.arena(exec.arena).address, memory)?;
         let resolver = Resolver::new(plan, &addresses, memory, kernels)?;
         for op in order {
             if let Some(byte) = poison {

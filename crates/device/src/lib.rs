@@ -8,6 +8,7 @@
 
 pub mod cpu;
 mod digest;
+mod held;
 mod manifest;
 mod port;
 mod workshop;
@@ -18,6 +19,7 @@ pub use cpu::CpuDevice;
 pub use cpu::lab;
 pub use cpu::sample;
 pub use digest::digest;
+pub use held::{ArenaBytes, Held, InArena};
 pub use lockstep_plan::WeightData;
 pub use manifest::{Bound, Manifest, layout_digest};
 pub use port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, Mode, PageBuffer};

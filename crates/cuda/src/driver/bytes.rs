@@ -5,6 +5,7 @@ use crate::CudaError;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use cudarc::driver::sys;
+use lockstep_device::ArenaBytes;
 use std::sync::Arc;
 
 /// Memory of the GPU.
@@ -25,6 +26,12 @@ impl DeviceBytes {
         // A place of this frame.
         call!(cuMemAlloc_v2(&mut address, len.max(1) as usize))?;
         Ok(DeviceBytes { driver: driver.clone(), address, len })
+    }
+}
+
+impl ArenaBytes for DeviceBytes {
+    fn arena_bytes(&self) -> u64 {
+        self.len
     }
 }
 

@@ -1,6 +1,5 @@
 //! The CPU device: captures a proven plan as resolved calls and replays them on pinned threads.
 
-use super::arenas::Arenas;
 use super::audit;
 use super::away::{CpuAway, CpuWorkshop};
 use super::backend::CpuBackend;
@@ -14,6 +13,7 @@ use super::resolve::{Addresses, resolve};
 use super::room;
 use super::slab::Slab;
 use super::source::Source;
+use crate::held::Held;
 use crate::manifest::Manifest;
 use crate::port::{ArenaId, Device, DeviceError, DeviceMemory, ExecId, PageBuffer};
 use crate::workshop::{AwayArena, Remains, Workshop};
@@ -26,8 +26,7 @@ pub struct CpuDevice {
     pub(super) isa: Isa,
     pub(super) pool: Pool,
     pub(super) memory: Arc<Memory>,
-    arenas: Arenas,
-    execs: Vec<Option<Exec>>,
+    held: Held<Slab, Exec>,
     failed: Option<DeviceError>,
 }
 
@@ -70,14 +69,7 @@ impl CpuDevice {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let threads = if threads == 0 { cores } else { threads };
         let pool = Pool::new(threads, threads <= cores).map_err(DeviceError::Threads)?;
-        Ok(CpuDevice {
-            isa,
-            pool,
-            memory: Arc::default(),
-            arenas: Arenas::default(),
-            execs: Vec::new(),
-            failed: None,
-        })
+        Ok(CpuDevice { isa, pool, memory: Arc::default(), held: Held::default(), failed: None })
     }
 
     /// The instruction set that kernels run on.
@@ -91,8 +83,7 @@ impl CpuDevice {
     }
 
     pub(super) fn exec(&self, exec: ExecId) -> &Exec {
-        let found = self.execs.get(exec.0 as usize).and_then(Option::as_ref);
-        found.expect("an executable id comes from capture and is used until release")
+        self.held.exec(exec)
     }
 
     /// Checks that `exec` may run a step under `lease`, and reads the live counts.
@@ -104,7 +95,7 @@ impl CpuDevice {
         if exec.stage != Stage::Sealed {
             return Err(DeviceError::State { asked: "a replay", state: "not sealed" });
         }
-        if !self.arenas.has(exec.arena) {
+        if !self.held.has(exec.arena) {
             return Err(DeviceError::State { asked: "a step", state: "without its arena" });
         }
         let bucket = exec.source.plan().bucket;
@@ -195,18 +186,7 @@ impl CpuDevice {
     }
 
     pub(super) fn arena_base(&self, arena: ArenaId) -> *mut u8 {
-        self.arenas.slab(arena).base()
-    }
-
-    /// Gives an executable the first vacant number.
-    fn register(&mut self, exec: Exec) -> ExecId {
-        let free = self.execs.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.execs.len());
-        if at == self.execs.len() {
-            self.execs.push(None);
-        }
-        self.execs[at] = Some(exec);
-        ExecId(at as u32)
+        self.held.arena(arena).base()
     }
 }
 
@@ -235,18 +215,11 @@ impl Device for CpuDevice {
     fn arena(&mut self, bytes: u64) -> Result<ArenaId, DeviceError> {
         room::check(bytes, "an arena")?;
         let slab = Slab::new(bytes as usize, "an arena")?;
-        Ok(self.arenas.house(slab))
+        Ok(self.held.house(slab))
     }
 
     fn free_arena(&mut self, arena: ArenaId) -> Result<(), DeviceError> {
-        if self.execs.iter().flatten().any(|e| e.arena == arena) {
-            return Err(DeviceError::State {
-                asked: "to free an arena",
-                state: "still running executables in it",
-            });
-        }
-        self.arenas.vacate(arena);
-        Ok(())
+        self.held.free(arena)
     }
 
     fn capture(&mut self, proven: &Arc<Proven>, arena: ArenaId) -> Result<ExecId, DeviceError> {
@@ -255,12 +228,12 @@ impl Device for CpuDevice {
 
     fn seal(&mut self, exec: ExecId) -> Result<(), DeviceError> {
         self.check_manifest(exec)?;
-        self.execs[exec.0 as usize].as_mut().expect("checked by check_manifest").seal();
+        self.held.exec_mut(exec).seal();
         Ok(())
     }
 
     fn release(&mut self, exec: ExecId) -> Result<(), DeviceError> {
-        self.execs[exec.0 as usize] = None;
+        self.held.release(exec);
         Ok(())
     }
 
@@ -286,27 +259,16 @@ impl Device for CpuDevice {
             return Err(DeviceError::State { asked: "an arena", state: "another device than its" });
         };
         let CpuAway { slab, home, execs, .. } = *away;
-        let arena = match home {
-            None => self.arenas.house(slab),
-            Some(home) => {
-                self.arenas.give_back(home, slab);
-                home
-            }
-        };
-        let number = |exec| self.register(Exec { arena, ..exec });
-        Ok((arena, execs.into_iter().map(number).collect()))
+        Ok(self.held.install(home, slab, execs))
     }
 
     fn lend(&mut self, arena: ArenaId) -> Result<Box<dyn AwayArena>, DeviceError> {
-        let slab = self.arenas.lend(arena);
+        let slab = self.held.lend(arena);
         Ok(Box::new(CpuAway::lent(slab, arena, self.memory.clone(), self.isa)))
     }
 
     fn uninstall(&mut self, arena: ArenaId) -> Remains {
-        let slab = self.arenas.vacate(arena);
-        let of_it = |e: &mut Option<Exec>| e.take_if(|e| e.arena == arena);
-        let execs: Vec<Exec> = self.execs.iter_mut().filter_map(of_it).collect();
-        Box::new((slab, execs))
+        Box::new(self.held.uninstall(arena))
     }
 
     fn input_mut(&mut self, exec: ExecId, input: BufferId) -> &mut [u8] {
@@ -327,7 +289,7 @@ impl Device for CpuDevice {
 
     fn replay(&mut self, id: ExecId, lease: &dyn Lease) -> Result<(), DeviceError> {
         let live = self.admit(id, lease)?;
-        let exec = self.execs[id.0 as usize].as_ref().expect("admitted");
+        let exec = self.held.exec(id);
         let result = self.pool.execute(&Walk { calls: &exec.calls, live });
         result.map_err(|e| self.fail(id, &e))
     }
@@ -407,7 +369,7 @@ impl Device for CpuDevice {
 
     fn replay_op(&mut self, id: ExecId, lease: &dyn Lease, op: OpId) -> Result<(), DeviceError> {
         let live = self.admit(id, lease)?;
-        let exec = self.execs[id.0 as usize].as_ref().expect("admitted");
+        let exec = self.held.exec(id);
         let Ok(at) = exec.calls.binary_search_by_key(&op, |(op, _)| *op) else { return Ok(()) };
         let result = self.pool.execute(&Walk { calls: &exec.calls[at..=at], live });
         result.map_err(|e| self.fail(id, &e))
@@ -436,8 +398,8 @@ impl Device for CpuDevice {
 
     fn memory(&self) -> DeviceMemory {
         let (weight_bytes, state_bytes) = self.memory.bytes();
-        let (arenas, arena_bytes) = self.arenas.count();
-        let executables = self.execs.iter().flatten().count() as u32;
+        let (arenas, arena_bytes) = self.held.arenas();
+        let executables = self.held.execs();
         DeviceMemory { weight_bytes, state_bytes, arena_bytes, arenas, executables }
     }
 }
@@ -449,8 +411,8 @@ impl CpuDevice {
         source: Source,
         arena: ArenaId,
     ) -> Result<ExecId, DeviceError> {
-        let exec = capture_in(source, arena, self.arenas.slab(arena), &self.memory, self.isa)?;
-        Ok(self.register(exec))
+        let exec = capture_in(source, arena, self.held.arena(arena), &self.memory, self.isa)?;
+        Ok(self.held.register(exec))
     }
 
     /// What a capture was made of, for [`super::faults`].
@@ -460,11 +422,11 @@ impl CpuDevice {
     }
 
     pub(super) fn arena_len(&self, arena: ArenaId) -> u64 {
-        self.arenas.slab(arena).len() as u64
+        self.held.arena(arena).len() as u64
     }
 
     pub(super) fn put_call(&mut self, id: ExecId, op: OpId, call: Call) {
-        let exec = self.execs[id.0 as usize].as_mut().expect("an executable");
+        let exec = self.held.exec_mut(id);
         let at = exec.calls.binary_search_by_key(&op, |(op, _)| *op).expect("a captured op");
         exec.calls[at].1 = call;
     }

@@ -6,6 +6,7 @@ use super::memory::Memory;
 use super::resolve::{Addresses, address, resolve};
 use super::slab::Slab;
 use super::source::Source;
+use crate::held::InArena;
 use crate::manifest::{Bound, Manifest};
 use crate::port::{ArenaId, DeviceError};
 use lockstep_plan::{BufferId, LIVE_COUNTS, OpId, StepPlan};
@@ -29,6 +30,16 @@ pub struct Exec {
     pub live_counts: Option<BufferId>,
     pub manifest: Manifest,
     pub stage: Stage,
+}
+
+impl InArena for Exec {
+    fn arena(&self) -> ArenaId {
+        self.arena
+    }
+
+    fn house_in(&mut self, arena: ArenaId) {
+        self.arena = arena;
+    }
 }
 
 /// Resolves a plan in an arena.

@@ -1,6 +1,5 @@
 //! The CPU device's kernels: one scalar definition each, reproduced by every instruction set.
 
-mod arenas;
 pub mod attention;
 mod audit;
 mod away;

@@ -2,6 +2,7 @@
 //! where touched.
 
 use crate::DeviceError;
+use crate::held::ArenaBytes;
 use core::ptr::NonNull;
 
 /// Huge pages on x86-64.
@@ -15,6 +16,12 @@ pub struct Slab {
     map: NonNull<u8>,
     map_len: usize,
     len: usize,
+}
+
+impl ArenaBytes for Slab {
+    fn arena_bytes(&self) -> u64 {
+        self.len as u64
+    }
 }
 
 // SAFETY: a slab is a range of process memory with no thread affinity; access through its
