@@ -5,7 +5,7 @@
 
 use crate::attention::on_tensor_cores;
 use crate::driver::PageMap;
-use crate::launch::{AttnArgs, DecodeArgs, Launch, WalkArgs};
+use crate::launch::{AttnArgs, DecodeArgs, Launch, OneTokenRows, WalkArgs};
 use crate::resolve::Resolver;
 use lockstep_device::DeviceError;
 use lockstep_flow::limits::{KV_SPLIT_TOKENS, PAGE_TOKENS};
@@ -187,26 +187,8 @@ impl Resolver<'_> {
             return self.attention_walk(w, a, (partial, walk));
         }
         let sharing = Sharing::of(partial.rows, a);
-        let (q_norm, k_norm) = w.qk_norm.unzip();
         let args = DecodeArgs {
-            live: partial.live,
-            qkv: partial.qkv,
-            table: self.at.at(w.table),
-            positions: partial.positions,
-            token_seq: partial.token_seq,
-            block_table: partial.block_table,
-            write_slots: self.at.at(w.write_slots),
-            q_norm: self.at.opt(q_norm),
-            k_norm: self.at.opt(k_norm),
-            k_pages: partial.k_pages,
-            v_pages: partial.v_pages,
-            out: partial.out,
-            rows: partial.rows,
-            heads: partial.heads,
-            kv_heads: partial.kv_heads,
-            table_stride: partial.table_stride,
-            window: partial.window,
-            rotary_dim: w.rotary_dim,
+            of: self.one_token_rows(w, &partial),
             adjacent: u32::from(w.pairing == RopePairing::Adjacent),
             ways: sharing.ways,
             depth: DEPTH,
@@ -215,26 +197,15 @@ impl Resolver<'_> {
             eps: f32::from_bits(w.eps_bits),
         };
         let kernel = format!("attention_decode_{}", a.attn.head_dim);
-        let blocks = args.rows * args.kv_heads * sharing.ways;
+        let blocks = partial.rows * partial.kv_heads * sharing.ways;
         let shape = self.shape(&kernel, (blocks, 1), WARPS * 32, sharing.bytes);
         Ok(Launch::new(crate::driver::Shape { cluster: sharing.ways, ..shape }, args))
     }
 
-    fn attention_walk(
-        &self,
-        w: &RopeKvWrite,
-        a: &Attention,
-        (partial, walk): (AttnArgs, Walk),
-    ) -> Result<Launch, DeviceError> {
+    /// What both kernels take of the rows.
+    fn one_token_rows(&self, w: &RopeKvWrite, partial: &AttnArgs) -> OneTokenRows {
         let (q_norm, k_norm) = w.qk_norm.unzip();
-        let d = a.attn.head_dim;
-        let map = |id| {
-            let rows = self.plan.buffer(id).bytes / (u64::from(d) * 2);
-            PageMap::new(self.at.at(id), rows, d, PAGE_TOKENS)
-        };
-        let args = WalkArgs {
-            k_map: map(a.k_pages)?.0,
-            v_map: map(a.v_pages)?.0,
+        OneTokenRows {
             live: partial.live,
             qkv: partial.qkv,
             table: self.at.at(w.table),
@@ -253,6 +224,24 @@ impl Resolver<'_> {
             table_stride: partial.table_stride,
             window: partial.window,
             rotary_dim: w.rotary_dim,
+        }
+    }
+
+    fn attention_walk(
+        &self,
+        w: &RopeKvWrite,
+        a: &Attention,
+        (partial, walk): (AttnArgs, Walk),
+    ) -> Result<Launch, DeviceError> {
+        let d = a.attn.head_dim;
+        let map = |id| {
+            let rows = self.plan.buffer(id).bytes / (u64::from(d) * 2);
+            PageMap::new(self.at.at(id), rows, d, PAGE_TOKENS)
+        };
+        let args = WalkArgs {
+            k_map: map(a.k_pages)?.0,
+            v_map: map(a.v_pages)?.0,
+            of: self.one_token_rows(w, &partial),
             adjacent: u32::from(w.pairing == RopePairing::Adjacent),
             depth: walk.depth,
             scale: partial.scale,

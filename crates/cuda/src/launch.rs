@@ -221,10 +221,11 @@ pub struct AttnArgs {
 }
 args!(AttnArgs, 128);
 
-/// `attention_decode_*`.
+/// Rows that are one token of their sequence each, to be rotated, written and attended: what both
+/// kernels for them take, one field after the other there.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct DecodeArgs {
+pub struct OneTokenRows {
     pub live: u64,
     pub qkv: u64,
     pub table: u64,
@@ -243,6 +244,14 @@ pub struct DecodeArgs {
     pub table_stride: u32,
     pub window: u32,
     pub rotary_dim: u32,
+}
+args!(OneTokenRows, 120);
+
+/// `attention_decode_*`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DecodeArgs {
+    pub of: OneTokenRows,
     pub adjacent: u32,
     pub ways: u32,
     pub depth: u32,
@@ -258,24 +267,7 @@ args!(DecodeArgs, 144);
 pub struct WalkArgs {
     pub k_map: [u64; 16],
     pub v_map: [u64; 16],
-    pub live: u64,
-    pub qkv: u64,
-    pub table: u64,
-    pub positions: u64,
-    pub token_seq: u64,
-    pub block_table: u64,
-    pub write_slots: u64,
-    pub q_norm: u64,
-    pub k_norm: u64,
-    pub k_pages: u64,
-    pub v_pages: u64,
-    pub out: u64,
-    pub rows: u32,
-    pub heads: u32,
-    pub kv_heads: u32,
-    pub table_stride: u32,
-    pub window: u32,
-    pub rotary_dim: u32,
+    pub of: OneTokenRows,
     pub adjacent: u32,
     /// Pages of a warp that are on their way.
     pub depth: u32,
