@@ -12,26 +12,16 @@ pub struct TokenMap(pub [u64; 16]);
 impl TokenMap {
     /// Of `rows` rows of `k` channels at `address`.
     pub fn new(address: u64, rows: u32, k: u32, box_tokens: u32) -> Result<TokenMap, CudaError> {
-        let mut map = sys::CUtensorMap_st { opaque: [0; 16] };
-        let dims = [u64::from(k), u64::from(rows)];
-        let row_bytes = [u64::from(k) * 2];
-        let (in_box, steps) = ([64, box_tokens], [1, 1]);
-        // Places of this frame; the address is only written down.
-        call!(cuTensorMapEncodeTiled(
-            &mut map,
-            sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            2,
-            address as *mut core::ffi::c_void,
-            dims.as_ptr(),
-            row_bytes.as_ptr(),
-            in_box.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ))?;
-        Ok(TokenMap(map.opaque))
+        encode(Tensor {
+            kind: sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            address,
+            dims: [u64::from(k), u64::from(rows)],
+            strides: [u64::from(k) * 2],
+            in_box: [64, box_tokens],
+            swizzle: sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            promotion: sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        })
+        .map(TokenMap)
     }
 }
 
@@ -49,31 +39,58 @@ impl PageMap {
         page_tokens: u32,
     ) -> Result<PageMap, CudaError> {
         use sys::CUtensorMapSwizzle_enum as S;
-        let mut map = sys::CUtensorMap_st { opaque: [0; 16] };
         let (line, lines) = (head_dim.min(64), head_dim.div_ceil(64));
         let swizzle = match line {
             16 => S::CU_TENSOR_MAP_SWIZZLE_32B,
             32 => S::CU_TENSOR_MAP_SWIZZLE_64B,
             _ => S::CU_TENSOR_MAP_SWIZZLE_128B,
         };
-        let dims = [u64::from(line), rows, u64::from(lines)];
-        let bytes = [u64::from(head_dim) * 2, u64::from(line) * 2];
-        let (in_box, steps) = ([line, page_tokens, lines], [1; 3]);
-        // Places of this frame; the address is only written down.
-        call!(cuTensorMapEncodeTiled(
-            &mut map,
-            sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            3,
-            address as *mut core::ffi::c_void,
-            dims.as_ptr(),
-            bytes.as_ptr(),
-            in_box.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+        encode(Tensor {
+            kind: sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            address,
+            dims: [u64::from(line), rows, u64::from(lines)],
+            strides: [u64::from(head_dim) * 2, u64::from(line) * 2],
+            in_box: [line, page_tokens, lines],
             swizzle,
-            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ))?;
-        Ok(PageMap(map.opaque))
+            promotion: sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        })
+        .map(PageMap)
     }
+}
+
+/// A tensor of `N` dimensions in memory, and the boxes that are copied of it.
+struct Tensor<const N: usize, const STRIDES: usize> {
+    kind: sys::CUtensorMapDataType_enum,
+    address: u64,
+    dims: [u64; N],
+    /// Bytes from one index to the next, of all dimensions but the first.
+    strides: [u64; STRIDES],
+    in_box: [u32; N],
+    swizzle: sys::CUtensorMapSwizzle_enum,
+    promotion: sys::CUtensorMapL2promotion_enum,
+}
+
+/// The map of a tensor, dense in each box; what lies outside the tensor reads as zeros.
+fn encode<const N: usize, const STRIDES: usize>(
+    t: Tensor<N, STRIDES>,
+) -> Result<[u64; 16], CudaError> {
+    const { assert!(STRIDES + 1 == N) };
+    let mut map = sys::CUtensorMap_st { opaque: [0; 16] };
+    let steps = [1u32; N];
+    // Places of this frame; the address is only written down.
+    call!(cuTensorMapEncodeTiled(
+        &mut map,
+        t.kind,
+        N as u32,
+        t.address as *mut core::ffi::c_void,
+        t.dims.as_ptr(),
+        t.strides.as_ptr(),
+        t.in_box.as_ptr(),
+        steps.as_ptr(),
+        sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+        t.swizzle,
+        t.promotion,
+        sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    ))?;
+    Ok(map.opaque)
 }
