@@ -179,17 +179,7 @@ fn rig(chunk_tokens: u32) -> Rig {
 #[test]
 fn random_chunks_and_company_give_the_reference_s_logits_and_drafts() {
     let goldens = goldens();
-    let echo = |golden: &Golden| {
-        let params = SamplingParams {
-            temperature: 0.0,
-            max_tokens: 1,
-            ignore_eos: true,
-            prompt_logprobs: true,
-            logprobs: Some(0),
-            ..SamplingParams::default()
-        };
-        Probe::new(golden.words("ids").iter().copied(), params)
-    };
+    let echo = |golden: &Golden| Probe::echo(golden.words("ids"));
     let echoes: Vec<Probe> = goldens.iter().map(echo).collect();
     let whole = rig(1024).engine(&tiny()).alone(&echoes);
     for seed in 0..3 {

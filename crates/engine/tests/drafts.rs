@@ -36,19 +36,6 @@ fn rig(drafts: u32) -> Rig {
     })
 }
 
-/// Echoes a text, so that every position has logits.
-fn echo(ids: &[u32]) -> Probe {
-    let params = SamplingParams {
-        temperature: 0.0,
-        max_tokens: 1,
-        ignore_eos: true,
-        prompt_logprobs: true,
-        logprobs: Some(0),
-        ..SamplingParams::default()
-    };
-    Probe::new(ids.iter().copied(), params)
-}
-
 /// Greatest distance of the block's logits from the reference's, and the greatest logit; `every`
 /// position of the reference's has one here.
 fn worst(golden: &Golden, outcome: &Outcome, every: u32) -> (f32, f32) {
@@ -68,7 +55,7 @@ fn the_block_s_logits_are_the_references() {
     let mut engine = rig(1).engine(&tiny());
     for tokens in [24, 97, 300, 700] {
         let golden = Golden::read(&tiny().join(format!("reference-{tokens}.safetensors")));
-        let outcome = &engine.alone(&[echo(golden.words("ids"))])[0];
+        let outcome = &engine.alone(&[Probe::echo(golden.words("ids"))])[0];
         let (worst, _) = worst(&golden, outcome, 1);
         println!("{tokens} tokens: {worst:e}");
         assert!(worst < LOGITS_MAX, "{tokens} tokens: {worst}");
@@ -81,7 +68,7 @@ fn the_recall_model_s_block_agrees_with_its_references() {
     let mut engine = rig(1).with(|k| k.context_tokens = 2048).engine(&recall());
     for (tokens, every) in [(150, 1), (700, 1), (1500, 4)] {
         let golden = Golden::read(&recall().join(format!("reference-{tokens}.safetensors")));
-        let outcome = &engine.alone(&[echo(golden.words("ids"))])[0];
+        let outcome = &engine.alone(&[Probe::echo(golden.words("ids"))])[0];
         let (worst, most) = worst(&golden, outcome, every);
         println!("{tokens} tokens: {worst:e} of {most}");
         assert!(worst < LOGITS_MAX, "{tokens} tokens: {worst} of {most}");

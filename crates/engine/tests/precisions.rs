@@ -289,15 +289,7 @@ fn sessions_right_in_each_precision() {
         for session in &chosen {
             let ids = session["ids"].as_array().unwrap();
             let ids: Vec<u32> = ids.iter().map(|v| v.as_u64().unwrap() as u32).collect();
-            let params = SamplingParams {
-                temperature: 0.0,
-                max_tokens: 1,
-                ignore_eos: true,
-                prompt_logprobs: true,
-                logprobs: Some(0),
-                ..SamplingParams::default()
-            };
-            let outcome = engine.alone(&[Probe::new(ids.iter().copied(), params)]).remove(0);
+            let outcome = engine.alone(&[Probe::echo(&ids)]).remove(0);
             let mut good = true;
             for turn in session["turns"].as_array().unwrap() {
                 let at = |key: &str| turn[key].as_u64().unwrap() as usize;

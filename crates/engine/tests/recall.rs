@@ -33,25 +33,12 @@ fn rig(context_tokens: u32) -> Rig {
     })
 }
 
-/// Echoes a text, so that every position has logits.
-fn echo(ids: &[u32]) -> Probe {
-    let params = SamplingParams {
-        temperature: 0.0,
-        max_tokens: 1,
-        ignore_eos: true,
-        prompt_logprobs: true,
-        logprobs: Some(0),
-        ..SamplingParams::default()
-    };
-    Probe::new(ids.iter().copied(), params)
-}
-
 #[test]
 fn logits_agree_with_the_references() {
     let mut engine = rig(2048).engine(&recall());
     for (tokens, every) in [(150, 1), (700, 1), (1500, 4)] {
         let golden = golden(tokens);
-        let outcome = &engine.alone(&[echo(golden.words("ids"))])[0];
+        let outcome = &engine.alone(&[Probe::echo(golden.words("ids"))])[0];
         let (mut worst, mut most) = (0f32, 0f32);
         for i in 0..golden.rows("logits") {
             let (want, got) = (golden.floats("logits", i), outcome.logits(i as u32 * every));
@@ -100,7 +87,7 @@ fn sessions_are_the_model_s_own_words() {
         let session: serde_json::Value = serde_json::from_str(line).unwrap();
         let ids = session["ids"].as_array().unwrap();
         let ids: Vec<u32> = ids.iter().map(|v| v.as_u64().unwrap() as u32).collect();
-        let outcome = engine.alone(&[echo(&ids)]).remove(0);
+        let outcome = engine.alone(&[Probe::echo(&ids)]).remove(0);
         tokens += assert_turns(&session, &ids, &outcome);
         read += ids.len();
         sessions += 1;

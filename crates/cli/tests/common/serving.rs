@@ -9,13 +9,17 @@ use std::process::{Child, Command, Stdio};
 
 /// Starts `lockstep serve` on a free port and waits for the line that says it is ready.
 pub fn serve(test: &str, model: &Path, kv_memory: &str, flags: &[&str]) -> (Child, Value) {
+    start(&temp_dir(test), model, kv_memory, flags, Stdio::null())
+}
+
+fn start(dir: &Path, model: &Path, kv_memory: &str, flags: &[&str], log: Stdio) -> (Child, Value) {
     let mut child = Command::new(lockstep())
         .args(["serve", "--json", "--port", "0", "--kv-memory", kv_memory, "--model"])
         .arg(model)
         .args(flags)
-        .current_dir(temp_dir(test))
+        .current_dir(dir)
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(log)
         .spawn()
         .unwrap();
     let mut line = String::new();
@@ -35,6 +39,14 @@ impl Serving {
     pub fn start(test: &str, flags: &[&str]) -> Serving {
         let (child, ready) = serve(test, &model(), "64MiB", flags);
         Serving { child, ready }
+    }
+
+    /// One of another model, which works in this folder, and its log so far.
+    pub fn logged(dir: &Path, model: &Path, flags: &[&str]) -> (Serving, String) {
+        let log = dir.join("log");
+        let file = std::fs::File::create(&log).unwrap();
+        let (child, ready) = start(dir, model, "64MiB", flags, file.into());
+        (Serving { child, ready }, std::fs::read_to_string(&log).unwrap())
     }
 
     pub fn url(&self) -> &str {

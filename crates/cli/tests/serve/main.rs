@@ -77,19 +77,7 @@ fn a_chat_template_that_does_not_parse_is_said_at_start_and_to_chats() {
     bytes[at..at + 7].copy_from_slice(b"{% fro ");
     let path = dir.join("broken.gguf");
     std::fs::write(&path, bytes).unwrap();
-    let log = dir.join("log");
-    let mut child = Command::new(lockstep())
-        .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB", "--model"])
-        .arg(&path)
-        .current_dir(&dir)
-        .stdout(Stdio::piped())
-        .stderr(std::fs::File::create(&log).unwrap())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let server = Serving { child, ready: serde_json::from_str(&line).unwrap() };
-    let log = std::fs::read_to_string(&log).unwrap();
+    let (server, log) = Serving::logged(&dir, &path, &[]);
     assert!(log.contains("WARN") && log.contains("chat template is of no use"), "{log}");
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2});
     let (head, answer) = server.post("/v1/chat/completions", &chat);
@@ -103,21 +91,7 @@ fn a_chat_template_that_does_not_parse_is_said_at_start_and_to_chats() {
 #[test]
 fn a_start_warns_of_the_gap_that_somebody_chose() {
     for (flags, level) in [(&[][..], "INFO"), (&["--graph-max-bs", "4"][..], "WARN")] {
-        let dir = temp_dir("gap");
-        let log = dir.join("log");
-        let mut child = Command::new(lockstep())
-            .args(["serve", "--json", "--port", "0", "--kv-memory", "64MiB", "--model"])
-            .arg(tiny("llama"))
-            .args(flags)
-            .current_dir(&dir)
-            .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        drop(Serving { child, ready: serde_json::from_str(&line).unwrap() });
-        let log = std::fs::read_to_string(&log).unwrap();
+        let (_server, log) = Serving::logged(&temp_dir("gap"), &tiny("llama"), flags);
         let said =
             log.lines().find(|l| l.contains("run eagerly")).unwrap_or_else(|| panic!("{log}"));
         assert!(said.contains(level), "{flags:?}: {said}");

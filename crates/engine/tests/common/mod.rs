@@ -157,6 +157,19 @@ impl Probe {
         Probe { prompt: prompt.into_iter().map(Token).collect(), params, forced: None }
     }
 
+    /// Echoes a text, so that every position has logits.
+    pub fn echo(ids: &[u32]) -> Probe {
+        let params = SamplingParams {
+            temperature: 0.0,
+            max_tokens: 1,
+            ignore_eos: true,
+            prompt_logprobs: true,
+            logprobs: Some(0),
+            ..SamplingParams::default()
+        };
+        Probe::new(ids.iter().copied(), params)
+    }
+
     pub fn request(&self, id: u64) -> Request {
         let forced = |tokens: Vec<Token>| Box::new(Forced { tokens, next: 0 }) as Box<_>;
         Request {
