@@ -1,7 +1,7 @@
 //! From a wish to a change that is over: begun, resumed, or rolled back by hand.
 
 use super::restart::launch_file;
-use super::steps::{back, drive};
+use super::steps::{back, drive, touched};
 use super::{Ground, free_bytes, lever, write_file};
 use crate::address::{is_here, is_same};
 use crate::backup;
@@ -139,7 +139,19 @@ pub fn resume(
     keys: &Keys,
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
-    settle(records, number, keys, say, |_| Ok(()))
+    settle(records, number, keys, say, |g, silent| {
+        let Some(silent) = silent else { return Ok(()) };
+        if !restarts(g) || g.journal.facts("flip").is_none() {
+            return Err(silent);
+        }
+        // Flipping starts it anew; one that runs with the new setting and is mute has not passed.
+        match g.journal.state() {
+            Some(State::Flipped | State::Watched) => {
+                back(g, lever::of(&g.target.launch).as_ref(), &[silent.to_string()])
+            }
+            _ => Ok(()),
+        }
+    })
 }
 
 /// Rolls a change back that ended in the middle.
@@ -153,19 +165,27 @@ pub fn roll_back(
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
     let wish = "an operator asked for it".to_owned();
-    settle(records, number, keys, say, |g| {
-        let lever = lever::of(&g.target.launch);
-        back(g, lever.as_ref(), &[wish])
+    settle(records, number, keys, say, |g, silent| {
+        match silent.filter(|_| !restarts(g) && touched(g)) {
+            Some(silent) => Err(silent),
+            None => back(g, lever::of(&g.target.launch).as_ref(), &[wish]),
+        }
     })
 }
 
-/// Takes a change up that is not over, does `first`, and goes on from there to its end.
+/// Whether a server that does not answer is started anew on the way back.
+fn restarts(g: &Ground<'_>) -> bool {
+    !matches!(g.target.launch, Launch::Live | Launch::Unknown)
+}
+
+/// Takes a change up that is not over, does `first`, and goes on from there to its end. `first` is
+/// told where the server takes connections and never answers: every step would wait minutes for it.
 fn settle(
     records: &Path,
     number: Option<u64>,
     keys: &Keys,
     say: &mut dyn FnMut(&str),
-    first: impl FnOnce(&mut Ground<'_>) -> Result<(), ChangeError>,
+    first: impl FnOnce(&mut Ground<'_>, Option<ChangeError>) -> Result<(), ChangeError>,
 ) -> Result<Done, ChangeError> {
     let url = unfinished(records, number)?.0.url;
     let _lock = Lock::take(records, &url)?;
@@ -173,7 +193,8 @@ fn settle(
     let (record, target) = unfinished(records, number)?;
     let mut g = ground(&record, &target, keys, say)?;
     (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
-    first(&mut g)?;
+    let silent = Web::first(&g.target.url, keys)?.get("/v1/models").err();
+    first(&mut g, silent.filter(|e| matches!(e, ChangeError::Silent { .. })))?;
     finish(&mut g, record.number)
 }
 

@@ -51,13 +51,18 @@ fn going_back(g: &Ground<'_>) -> Option<Vec<String>> {
     Some(list.iter().filter_map(|r| r.as_str().map(str::to_owned)).collect())
 }
 
+/// Whether anything was done that a way back has to undo.
+pub fn touched(g: &Ground<'_>) -> bool {
+    let touches = |r: &crate::journal::Record| r.kind == "intent" && r.word != "roll_back";
+    g.journal.records().iter().any(touches)
+}
+
 /// Takes the old setting up again and looks whether it is so.
 pub fn back(g: &mut Ground<'_>, lever: &dyn Lever, reasons: &[String]) -> Result<(), ChangeError> {
     for reason in reasons {
         (g.say)(&format!("rolling back: {reason}"));
     }
-    let touched = |r: &crate::journal::Record| r.kind == "intent" && r.word != "roll_back";
-    if !g.journal.records().iter().any(touched) {
+    if !touched(g) {
         let facts = json!({"reasons": reasons, "touched": false});
         return g.journal.reach(State::RolledBack, facts);
     }

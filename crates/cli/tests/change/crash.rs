@@ -87,6 +87,26 @@ fn a_change_killed_while_it_was_flipped_is_named_before_anything_else() {
     assert!(code == 12 && words(&done), "where no server answers: {code} {done}");
 }
 
+/// What was found: nothing was said for two to three minutes. The system still takes connections of
+/// a server that was stopped.
+#[test]
+fn a_server_that_never_answers_is_named_by_resume_and_rollback() {
+    let site = Site::new("mute", &[]);
+    let mut change = site.set("decode.graph-max-bs=8", &[]);
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", "after-8").output().unwrap();
+    assert_eq!(out.status.code(), None, "{out:?}");
+    site.signal("STOP");
+    for settle in ["resume", "rollback"] {
+        let (code, done, said) = run(&mut site.change(&[settle]));
+        let wanted = format!("the server at {} does not answer within 15 s", site.url);
+        assert!(code == 8 && said.contains(&wanted), "{settle}: {code} {done} {said}");
+    }
+    site.signal("CONT");
+    let (code, done, said) = run(&mut site.change(&["rollback"]));
+    assert!(code == 0 && done["state"] == "rolled_back", "{code} {done} {said}");
+    assert_eq!(site.buckets(), json!([1, 2, 4]));
+}
+
 /// A change that does not pass is killed on its way back: the way back announced (9), done and not
 /// said (10).
 #[test]

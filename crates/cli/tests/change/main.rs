@@ -111,6 +111,11 @@ impl Site {
         }
     }
 
+    pub fn signal(&self, name: &str) {
+        let pid = self.server.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
     /// `lockstep change` with these arguments.
     pub fn change(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(lockstep());
