@@ -8,7 +8,7 @@ use core::fmt;
 use lockstep_text::TextModel;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,7 +26,8 @@ impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServeError::Listen { host, port, why } => {
-                write!(f, "cannot listen on {host}:{port}: {why}")?;
+                let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
+                write!(f, "cannot listen on {open}{host}{close}:{port}: {why}")?;
                 match why.kind() {
                     io::ErrorKind::AddrInUse => {
                         write!(f, "; another server has it: stop that one, or choose --port")
@@ -51,8 +52,11 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Listens on `host:port`; port 0 takes a free one.
+    /// Listens on `host:port`; port 0 takes a free one. An IPv6 address may stand in brackets, as in
+    /// a URL.
     pub async fn bind(host: &str, port: u16) -> Result<Bound, ServeError> {
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let host = bare.filter(|h| h.parse::<Ipv6Addr>().is_ok()).unwrap_or(host);
         let failed = |why| ServeError::Listen { host: host.into(), port, why };
         let listener = TcpListener::bind((host, port)).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -107,5 +111,31 @@ impl Bound {
 async fn end(engine: Arc<dyn Engine>) {
     if let Err(e) = tokio::task::spawn_blocking(move || engine.shutdown()).await {
         tracing::error!("shutting the engine down panicked: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `--host [::1]` was once looked up as a name, which nothing has.
+    #[tokio::test]
+    async fn a_host_may_be_an_ipv6_address_in_brackets() {
+        let plain = TcpListener::bind(("::1", 0)).await;
+        let words = |e: &io::Error| e.to_string();
+        match (Bound::bind("[::1]", 0).await, plain) {
+            (Ok(bound), _) => assert!(bound.address().is_ipv6()),
+            // A machine without IPv6 says so.
+            (Err(ServeError::Listen { why, .. }), Err(of_plain)) => {
+                assert_eq!(words(&why), words(&of_plain));
+            }
+            (Err(e), Ok(_)) => panic!("{e}"),
+        }
+        for name in ["[localhost]", "[::1", "[127.0.0.1]"] {
+            assert!(Bound::bind(name, 0).await.is_err(), "{name}");
+        }
+        let why = io::Error::from(io::ErrorKind::AddrInUse);
+        let e = ServeError::Listen { host: "::1".into(), port: 5, why };
+        assert!(e.to_string().starts_with("cannot listen on [::1]:5: "), "{e}");
     }
 }
