@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::json::type_name;
-use crate::{body, json};
+use crate::{body, json, plain};
 use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -134,11 +134,11 @@ fn stage_mode(written: Option<String>) -> Result<StageMode, ApiError> {
 }
 
 fn parse(number: &str) -> Result<u64, ApiError> {
-    number.parse().map_err(|_| {
+    plain::number(number).ok_or_else(|| {
         let shown: String = number.chars().take(40).collect();
         ApiError::field(
             "generation",
-            format!("must be a whole number in the path, found '{shown}'"),
+            format!("must be a whole number in digits alone in the path, found '{shown}'"),
         )
     })
 }

@@ -39,6 +39,7 @@ mod notices;
 mod ops;
 mod params;
 mod peer;
+mod plain;
 mod prepare;
 mod probe;
 mod router;

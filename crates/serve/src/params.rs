@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, whole};
-use crate::prepare;
+use crate::{plain, prepare};
 use lockstep_flow::limits::{
     CHOICES_MAX, CONTEXT_TOKENS_MAX, LOGIT_BIAS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
     STOP_TOKENS_MAX, VOCAB_MAX,
@@ -206,18 +206,13 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(Token, f32)>, ApiError> {
         let what = format!("may hold at most {LOGIT_BIAS_MAX} entries, found {}", map.len());
         return Err(ApiError::field("logit_bias", what));
     }
-    let entry = |(key, bias): (String, Value)| match (plain_id(&key), bias.as_f64()) {
+    let entry = |(key, bias): (String, Value)| match (plain::number(&key), bias.as_f64()) {
         (Some(id), Some(bias)) => Ok((Token(id), bias as f32)),
         _ => Err(ApiError::field("logit_bias", "must map token ids to numbers")),
     };
     let mut bias: Vec<(Token, f32)> = map.into_iter().map(entry).collect::<Result<_, _>>()?;
     bias.sort_by_key(|(token, _)| *token);
     Ok(bias)
-}
-
-/// An id as it is written without a sign or a leading zero, so that no two keys are one token.
-fn plain_id(key: &str) -> Option<u32> {
-    key.parse().ok().filter(|id: &u32| id.to_string() == key)
 }
 
 #[cfg(test)]

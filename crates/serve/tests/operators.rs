@@ -245,6 +245,22 @@ fn admin_routes_are_closed_beyond_loopback() {
     assert_eq!(client.answer().json(), json!({"aborted": 0}));
 }
 
+/// `/admin/generations/+1` was once generation 1.
+#[test]
+fn a_generation_is_named_in_digits_alone() {
+    let server = Server::start();
+    for number in ["+1", "01", "-1", "1x", "%2B1"] {
+        let answer = server.get(&format!("/admin/generations/{number}"));
+        let (status, _, param) = answer.error();
+        assert_eq!((status, param.as_deref()), (400, Some("generation")), "{number}");
+        for action in ["flip", "retire"] {
+            let path = format!("/admin/generations/{number}/{action}");
+            assert_eq!(server.post(&path, &json!({})).status, 400, "{path}");
+        }
+    }
+    assert_eq!(server.get("/admin/generations/1").status, 404, "the toy has none");
+}
+
 #[test]
 fn tokens_go_both_ways() {
     let server = Server::start();
