@@ -1,6 +1,6 @@
 //! `decision.md`: what, why, prediction, evidence, decision, how to undo.
 
-use crate::clock::stamp;
+use crate::clock::time;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -76,9 +76,9 @@ pub fn markdown(whole: &Value) -> String {
     let _ = writeln!(p, "## Undo\n\n{}\n", undo(whole));
     let _ = writeln!(p, "## Journal\n\n| line | time | says |\n|---|---|---|");
     for l in list(&whole["journal"]) {
-        let time = stamp(l["unix_ms"].as_u64().unwrap_or(0));
+        let at = time(l["unix_ms"].as_u64().unwrap_or(0));
         let _ =
-            writeln!(p, "| {} | {time} | {} {} |", l["seq"], plain(&l["kind"]), plain(&l["word"]));
+            writeln!(p, "| {} | {at} | {} {} |", l["seq"], plain(&l["kind"]), plain(&l["word"]));
     }
     p
 }
