@@ -171,13 +171,12 @@ fn build() -> Value {
 /// What goes on, as it goes on: for people on standard error, so that standard output is the
 /// result alone.
 fn say(json: bool, words: &str) {
-    let mut err = std::io::stderr();
     // Nobody reading it is no reason to stop a change half way.
-    let _ = if json {
-        writeln!(err, "{}", json!({ "event": "change", "words": words }))
+    if json {
+        out::complain(json!({ "event": "change", "words": words }));
     } else {
-        writeln!(err, "{words}")
-    };
+        out::complain(words);
+    }
 }
 
 fn confirm(args: &ChangeArgs, p: &Prediction) -> bool {

@@ -36,7 +36,13 @@ pub fn try_line(text: impl std::fmt::Display) -> std::io::Result<()> {
 /// Prints `text` and a line's end to standard error. Where nobody reads that any more there is
 /// nobody to tell, and the exit code still says how it ended.
 pub fn complain(text: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", harmless(&text.to_string()));
+}
+
+/// What files and servers say is shown in errors, and must not move the terminal's cursor, clear it
+/// or name its window.
+fn harmless(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}")
 }
 
 /// Prints a page for people as [`line`] does, no wider than the terminal: what goes on in the next

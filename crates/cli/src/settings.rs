@@ -3,6 +3,7 @@
 use crate::args::KnobFlags;
 use crate::exit::{Exit, Failure};
 use core::fmt;
+use lockstep_change::edit::toml_fault;
 use lockstep_flow::knobs::{KNOBS, Kind, Knob, KnobError};
 use lockstep_flow::settings::{Settings, Source, UnknownKnob, find_or_nearest, nearest};
 use std::ops::Range;
@@ -146,7 +147,7 @@ fn from_file(path: &Path, settings: &mut Settings) -> Result<(), SettingsError> 
     }
     let text = std::fs::read_to_string(path).map_err(read)?;
     let document = Document::parse(text.as_str())
-        .map_err(|e| SettingsError::Syntax { path: path.into(), what: e.to_string() })?;
+        .map_err(|e| SettingsError::Syntax { path: path.into(), what: toml_fault(&text, &e) })?;
     FileLayer { path, text: &text, settings }.table("", document.as_table())
 }
 

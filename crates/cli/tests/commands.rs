@@ -40,6 +40,22 @@ fn every_command_helps_with_examples_and_exit_codes() {
     }
 }
 
+/// `lockstep help` was once an unrecognized subcommand.
+#[test]
+fn help_is_a_command_with_topics() {
+    let dir = temp_dir("help-topics");
+    let lines = |args: &[&str]| {
+        let out = run(&dir, args, &[]);
+        assert_eq!(out.status.code(), Some(0), "{args:?}: {}", words(&out));
+        words(&out)
+    };
+    assert_eq!(lines(&["help"]), lines(&["--help"]));
+    assert_eq!(lines(&["help", "status"]), lines(&["status", "--help"]));
+    assert_eq!(lines(&["help", "plan", "show"]), lines(&["plan", "show", "--help"]));
+    let out = run(&dir, &["help", "nothing"], &[]);
+    assert!(out.status.code() == Some(2) && words(&out).contains("nothing"), "{}", words(&out));
+}
+
 #[test]
 fn a_wrong_command_line_is_2() {
     let dir = temp_dir("usage");
@@ -86,6 +102,24 @@ fn a_file_without_a_tokenizer_is_named() {
     assert_eq!(out.status.code(), Some(5), "{}", words(&out));
     let said = words(&out);
     assert!(said.contains("llama-F16.gguf has no tokenizer"), "{said}");
+}
+
+/// A settings file once cleared the terminal of whoever read its error.
+#[test]
+fn control_characters_of_a_settings_file_do_not_reach_the_terminal() {
+    let dir = temp_dir("control");
+    for text in [
+        "a\u{1b}]0;title\u{7}b = 1\n",
+        "[decode]\ngraph-max-bs = \"\\u001b[2J\"\n",
+        "[decode]\n\"\\u009b2J\" = 1\n",
+    ] {
+        std::fs::write(dir.join("lockstep.toml"), text).unwrap();
+        let out = run(&dir, &["serve"], &[]);
+        let said = words(&out);
+        assert_eq!(out.status.code(), Some(3), "{said}");
+        assert!(said.contains('\u{fffd}'), "{said}");
+        assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+    }
 }
 
 #[test]

@@ -335,11 +335,20 @@ pub struct KnobError {
 
 impl fmt::Display for KnobError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is '{}'; it takes {}", self.name, self.found, self.expected)
+        write!(f, "{} is '{}'; it takes {}", self.name, shown(&self.found), self.expected)
     }
 }
 
 impl core::error::Error for KnobError {}
+
+/// As much of what somebody wrote as an error shows.
+pub(crate) fn shown(written: &str) -> String {
+    const CHARACTERS: usize = 200;
+    match written.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => format!("{}...", &written[..end]),
+        None => written.into(),
+    }
+}
 
 /// Finds a knob by its dotted name.
 pub fn find(name: &str) -> Option<&'static Knob> {

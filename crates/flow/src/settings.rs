@@ -1,6 +1,6 @@
 //! Knobs with values: what is in force and who said so.
 
-use crate::knobs::{KNOBS, Knob, KnobError, Value};
+use crate::knobs::{KNOBS, Knob, KnobError, Value, shown};
 use core::fmt;
 
 /// Where a value came from; a later one wins.
@@ -59,7 +59,7 @@ pub struct UnknownKnob {
 
 impl fmt::Display for UnknownKnob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there is no knob '{}'", self.name)?;
+        write!(f, "there is no knob '{}'", shown(&self.name))?;
         match self.nearest {
             Some(nearest) => write!(f, "; did you mean '{nearest}'?"),
             None => write!(f, "; `lockstep serve --help` lists them"),

@@ -1,11 +1,14 @@
 //! Changing one setting's own text in the file that starts a server, and nothing else of it.
 
 pub mod diff;
+mod fault;
 mod find;
 mod shell;
 mod toml;
 mod unit;
 mod word;
+
+pub use fault::toml_fault;
 
 use core::fmt;
 use std::ops::Range;

@@ -1,5 +1,6 @@
 //! One key of `lockstep.toml`.
 
+use super::fault::toml_fault;
 use super::find::{own_from, spellings};
 use super::{EditError, Edited, TomlValue, Wanted, word::line_of};
 use toml_edit::{DocumentMut, Item, Table, Value, value};
@@ -8,8 +9,7 @@ use toml_edit::{DocumentMut, Item, Table, Value, value};
 pub fn set(text: &[u8], name: &str, new: &TomlValue) -> Result<Edited, EditError> {
     let toml = |what: String| EditError::Toml { what };
     let text = std::str::from_utf8(text).map_err(|e| toml(e.to_string()))?;
-    let mut document: DocumentMut =
-        text.parse().map_err(|e: toml_edit::TomlError| toml(e.to_string()))?;
+    let mut document: DocumentMut = text.parse().map_err(|e| toml(toml_fault(text, &e)))?;
     let (section, key) =
         name.split_once('.').ok_or_else(|| toml(format!("'{name}' has no section")))?;
     let root = document.as_table_mut();
@@ -45,8 +45,7 @@ pub fn set(text: &[u8], name: &str, new: &TomlValue) -> Result<Edited, EditError
 pub fn set_command(text: &[u8], wanted: &Wanted<'_>, new: &str) -> Result<Edited, EditError> {
     let toml = |what: String| EditError::Toml { what };
     let text = std::str::from_utf8(text).map_err(|e| toml(e.to_string()))?;
-    let mut document: DocumentMut =
-        text.parse().map_err(|e: toml_edit::TomlError| toml(e.to_string()))?;
+    let mut document: DocumentMut = text.parse().map_err(|e| toml(toml_fault(text, &e)))?;
     let list = document.get_mut("launch").and_then(|l| l.get_mut("command"));
     let list = list.and_then(Item::as_array_mut);
     let list = list.ok_or_else(|| toml("launch.command is no list of words".into()))?;

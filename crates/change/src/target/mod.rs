@@ -6,6 +6,7 @@ mod worker;
 pub use gates::{Gates, P99_FACTOR, Sessions, TOLERANCE_PERCENT};
 pub use worker::Worker;
 
+use crate::edit::toml_fault;
 use crate::fault::ChangeError;
 use core::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -181,8 +182,7 @@ impl Target {
             what,
             would_work: "`lockstep change init` writes one to begin with".into(),
         };
-        let document: DocumentMut =
-            text.parse().map_err(|e: toml_edit::TomlError| fault(e.to_string()))?;
+        let document: DocumentMut = text.parse().map_err(|e| fault(toml_fault(&text, &e)))?;
         let file = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut target = Target { name, file: Some(file), ..Target::direct("") };
