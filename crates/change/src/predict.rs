@@ -198,10 +198,15 @@ fn memory(r: &Readback, after: &[u32], grounds: &Grounds) -> Memory {
         let shadow = report["shadow_bytes"].as_u64().unwrap_or(0);
         m.staging = Some(arena + shadow);
         m.kept = Some(0);
-        m.method = "every bucket's plan is proven and sized in the live generation, captured or \
-                    not; all buckets share one arena, so the staged generation takes as much \
-                    again until the old one is retired"
-            .into();
+        m.method = if fresh.is_empty() {
+            "no new bucket; a staged generation has an arena of its own, taken for as large as the \
+             live one's, until the old one is retired"
+        } else {
+            "every bucket's plan is proven and sized in the live generation, captured or not; all \
+             buckets share one arena, so the staged generation takes as much again until the old \
+             one is retired"
+        }
+        .into();
         return m;
     }
     let largest = (r.buckets.last(), after.last());

@@ -180,3 +180,19 @@ fn our_own_knobs_are_judged_by_the_registry() {
     assert!(p("pool.kv-memory", "2GiB").blockers()[0].contains("restart"));
     assert!(p("server.port", "1").blockers()[0].contains("restart"));
 }
+
+/// That a staged generation "takes as much again" once stood where no bucket comes, as if some did.
+#[test]
+fn a_live_change_without_new_buckets_says_so() {
+    let mut r = Readback::none(Kind::Lockstep);
+    r.buckets = vec![1, 2, 4, 8];
+    let report = json!({"arena_bytes": 3000, "shadow_bytes": 100, "buckets": []});
+    let grounds = Grounds { generation: Some(report), ..Grounds::default() };
+    let method = |after: &[u32]| {
+        let m = memory(&r, after, &grounds);
+        assert_eq!((m.staging, m.kept), (Some(3100), Some(0)));
+        m.method
+    };
+    assert!(method(&[1, 2, 4]).starts_with("no new bucket; "));
+    assert!(method(&[1, 2, 4, 8, 16]).contains("as much again"));
+}
