@@ -17,7 +17,6 @@ use std::path::PathBuf;
 #[command(
     name = "lockstep",
     version,
-    disable_help_subcommand = true,
     propagate_version = true,
     max_term_width = 100,
     after_help = "Examples:\n  lockstep serve\n  lockstep pull\n  lockstep status\n\n\
