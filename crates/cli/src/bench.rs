@@ -36,7 +36,8 @@ pub fn help() -> String {
      Exit codes of bench:\n  \
        0  done, and every interval is as narrow as asked\n  \
        2  inconclusive: an interval is wider, or the run was ended early\n  \
-       3  could not run: no server, no answers, or a wrong command line; or a result could not be written\n  \
+       3  could not run: no server, no answers, or a wrong command line; or a result\n     \
+          could not be written\n  \
        130  a second Ctrl-C ended it at once"
         .to_owned()
 }

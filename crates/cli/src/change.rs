@@ -181,7 +181,7 @@ fn say(json: bool, words: &str) {
 
 fn confirm(args: &ChangeArgs, p: &Prediction) -> bool {
     if !args.json {
-        out::line(p.page().trim_end());
+        out::page(p.page().trim_end(), 10);
     }
     if args.yes {
         return true;
@@ -202,7 +202,7 @@ fn ended(args: &ChangeArgs, done: Done) -> Result<Exit, Failure> {
             if args.json {
                 out::line(p.to_json());
             } else {
-                out::line(p.page().trim_end());
+                out::page(p.page().trim_end(), 10);
             }
             return Ok(if p.blockers().is_empty() { Exit::Done } else { Exit::NotChanged });
         }

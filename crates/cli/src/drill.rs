@@ -89,7 +89,9 @@ fn list(chosen: &[Drill], is_whole: bool, json: bool) -> Result<Exit, Failure> {
         let entry = |(name, corrupts, seen_in): (&str, &str, Option<&str>)| json!({"name": name, "corrupts": corrupts, "seen_in": seen_in});
         out::line(Value::Array(all.map(entry).collect()));
     } else {
-        all.for_each(|(name, corrupts, _)| out::line(format_args!("{name:33} {corrupts}")));
+        let lines: Vec<String> =
+            all.map(|(name, corrupts, _)| format!("{name:33} {corrupts}")).collect();
+        out::page(&lines.join("\n"), 34);
     }
     Ok(Exit::Done)
 }

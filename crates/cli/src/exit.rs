@@ -88,13 +88,19 @@ pub fn help() -> String {
     format!("{}\n{}", help_of(&all), interrupted())
 }
 
+/// A line that goes on under its text: the help's own breaks know no hang.
+const HELP_COLUMNS: usize = 80;
+
 /// The codes that a command ends with, for its `--help`; beside them any may end with
 /// [`Exit::Done`], [`Exit::Unexpected`] and [`Exit::Usage`].
 pub fn help_of(own: &[Exit]) -> String {
     let of_all = [Exit::Done, Exit::Unexpected, Exit::Usage];
     let occurs = |exit: &Exit| of_all.contains(exit) || own.contains(exit);
     let lines = TABLE.iter().filter(|(exit, _)| occurs(exit));
-    let lines = lines.map(|(exit, meaning)| format!("\n  {:>3}  {meaning}", *exit as u8));
+    let lines = lines.map(|(exit, meaning)| {
+        let line = format!("  {:>3}  {meaning}", *exit as u8);
+        format!("\n{}", crate::out::wrap(&line, HELP_COLUMNS, 7))
+    });
     format!("Exit codes:{}", lines.collect::<String>())
 }
 

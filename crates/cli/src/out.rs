@@ -57,7 +57,7 @@ pub fn page(text: &str, hang: usize) {
 }
 
 /// Breaks lines of more than `columns` characters at spaces; a longer word stays whole.
-fn wrap(text: &str, columns: usize, hang: usize) -> String {
+pub fn wrap(text: &str, columns: usize, hang: usize) -> String {
     let lines = text.lines().flat_map(|line| broken(line, columns, hang));
     lines.collect::<Vec<String>>().join("\n")
 }
