@@ -1,6 +1,6 @@
 //! A plan as a picture: lanes, ops and edges above, the arena over the same columns below,
 //! hazards in red. A column is a place in the longest chain of waits, so what stands in one
-//! column may run at once.
+//! column may run at once. Where there are more columns than a screen holds, they go on in a band below.
 
 mod layout;
 
@@ -32,10 +32,16 @@ pub fn svg(plan: &StepPlan, packing: &Packing, hazards: &[Hazard]) -> String {
     let layout = Layout::new(plan, packing, hazards.len().min(HAZARDS_SHOWN_MAX + 1));
     let mut p = Picture { plan, packing, layout, out: String::new() };
     p.head();
+    let head = core::mem::take(&mut p.out);
     p.lanes();
+    p.grid();
+    let ground = core::mem::take(&mut p.out);
     p.edges();
     p.ops();
     p.arena();
+    p.marks(hazards);
+    let drawn = core::mem::replace(&mut p.out, head);
+    p.bands(&ground, &drawn);
     p.hazards(hazards);
     p.out.push_str("</svg>\n");
     p.out
@@ -130,6 +136,29 @@ impl Picture<'_> {
         self.text(16.0, 60.0, "sub small", keys);
     }
 
+    /// What is drawn over its ground. In bands the whole is drawn once, and each band shows its part.
+    fn bands(&mut self, ground: &str, drawn: &str) {
+        if self.layout.bands.len() == 1 {
+            self.out.push_str(ground);
+            self.out.push_str(drawn);
+            return;
+        }
+        self.put(format_args!(
+            "<defs><g id=\"ground\">\n{ground}</g>\n<g id=\"drawn\">\n{drawn}</g></defs>"
+        ));
+        let first = self.layout.bands[0].x;
+        for (i, band) in self.layout.bands.clone().into_iter().enumerate() {
+            let down = i as f64 * layout::band_step(band.h);
+            let Rect { x, y, w, h } = band;
+            self.put(format_args!("<use href=\"#ground\" y=\"{down:.1}\"/>"));
+            self.put(format_args!(
+                "<svg x=\"{first:.1}\" y=\"{:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" \
+                 viewBox=\"{x:.1} {y:.1} {w:.1} {h:.1}\"><use href=\"#drawn\"/></svg>",
+                y + down
+            ));
+        }
+    }
+
     fn lanes(&mut self) {
         for i in 0..self.plan.lanes.len() {
             let r = self.layout.lane(i);
@@ -185,7 +214,7 @@ impl Picture<'_> {
         }
     }
 
-    fn arena(&mut self) {
+    fn grid(&mut self) {
         let area = self.layout.arena;
         self.text(16.0, area.y - 8.0, "name", "arena over time");
         let ticks = 4;
@@ -199,6 +228,9 @@ impl Picture<'_> {
             ));
             self.text(16.0, y + 4.0, "sub small", &Bytes(bytes).to_string());
         }
+    }
+
+    fn arena(&mut self) {
         for id in self.plan.buffer_ids() {
             let Some(r) = self.layout.buffer(id) else { continue };
             let b = self.plan.buffer(id);
@@ -232,9 +264,7 @@ impl Picture<'_> {
         let plural = if hazards.len() == 1 { "" } else { "s" };
         self.text(16.0, y, "title hazard", &format!("{} hazard{plural}", hazards.len()));
         y += 6.0;
-        let mut numbers: HashMap<OpId, usize> = HashMap::new();
         for (i, hazard) in hazards.iter().take(HAZARDS_SHOWN_MAX).enumerate() {
-            self.mark(i + 1, hazard, &mut numbers);
             let text = hazard.to_string();
             for (n, line) in wrap(&text, self.layout.line_chars).into_iter().take(3).enumerate() {
                 y += 15.0;
@@ -249,6 +279,13 @@ impl Picture<'_> {
         if hazards.len() > HAZARDS_SHOWN_MAX {
             let more = format!("and {} more", hazards.len() - HAZARDS_SHOWN_MAX);
             self.text(40.0, y + 15.0, "hazard", &more);
+        }
+    }
+
+    fn marks(&mut self, hazards: &[Hazard]) {
+        let mut numbers: HashMap<OpId, usize> = HashMap::new();
+        for (i, hazard) in hazards.iter().take(HAZARDS_SHOWN_MAX).enumerate() {
+            self.mark(i + 1, hazard, &mut numbers);
         }
     }
 

@@ -47,6 +47,45 @@ fn the_picture_shows_every_op_and_buffer_and_hazards_in_red() {
     }
 }
 
+/// The picture of a model's plan was once 9,644 pixels wide, in one line.
+#[test]
+fn a_long_plan_goes_on_in_bands_below() {
+    let plan = overlap::plan(40, 4, 8);
+    let bad = pack_by_issue_order(&plan);
+    let hazards = prove(plan.clone(), bad.clone()).unwrap_err();
+    let picture = svg(&plan, &bad, &hazards);
+    elements(&picture);
+    let number = |tag: &str, name: &str| -> f64 {
+        let from = tag.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
+        tag[from..].split('"').next().unwrap().parse().unwrap()
+    };
+    let tags: Vec<&str> = picture.split('<').filter(|t| t.starts_with("svg ")).collect();
+    let (page, bands) = tags.split_first().unwrap();
+    let (width, height) = (number(page, "width"), number(page, "height"));
+    assert!(width < 1800.0 && bands.len() > 2, "{width}, {} bands", bands.len());
+    for pair in bands.windows(2) {
+        let [a, b] = [pair[0], pair[1]];
+        assert!(number(a, "y") + number(a, "height") < number(b, "y"), "{a}{b}");
+    }
+    // Each op is in exactly one of them, and whole.
+    let ops = picture.split('<').filter(|t| t.contains("class=\"op"));
+    let places: Vec<(f64, f64)> =
+        ops.map(|t| (number(t, "x"), number(t, "x") + number(t, "width"))).collect();
+    assert_eq!(places.len(), plan.ops.len());
+    let shown = |band: &&&str| -> (f64, f64) {
+        let view = band.split("viewBox=\"").nth(1).unwrap();
+        let view: Vec<f64> =
+            view.split('"').next().unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
+        (view[0], view[0] + view[2])
+    };
+    for (from, to) in places {
+        let holds = |b: &&&str| (shown(b).0..shown(b).1).contains(&from) && to <= shown(b).1;
+        assert_eq!(bands.iter().filter(holds).count(), 1, "{from} to {to}");
+    }
+    let last = bands.last().unwrap();
+    assert!(number(last, "y") + number(last, "height") < height);
+}
+
 #[test]
 fn names_cannot_break_the_picture() {
     let mut plan = overlap::plan(1, 2, 8);

@@ -5,10 +5,16 @@ use crate::{BufferId, EdgeKind, OpId, Packing, StepPlan};
 const GUTTER: f64 = 110.0;
 const TOP: f64 = 76.0;
 const ARENA_HEIGHT: f64 = 300.0;
+/// The same where a plan is broken into bands.
+const ARENA_HEIGHT_OF_BANDS: f64 = 150.0;
+/// Columns of a band, at most: as many as fit a screen.
+const BAND_COLUMNS_MAX: usize = 52;
+/// What edges and marks take above their lane.
+const ABOVE: f64 = 10.0;
 /// Wider plans get narrow columns with upright labels.
 const WIDE_COLUMNS_MAX: usize = 18;
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Rect {
     pub x: f64,
     pub y: f64,
@@ -25,6 +31,9 @@ impl Rect {
 pub(super) struct Layout {
     pub width: f64,
     pub height: f64,
+    /// Bands that the columns are broken into, one below the other: what lies in each of the whole.
+    /// Backgrounds are those of the first.
+    pub bands: Vec<Rect>,
     pub arena: Rect,
     pub hazards_y: f64,
     pub upright: bool,
@@ -43,7 +52,8 @@ impl Layout {
         let upright = count > WIDE_COLUMNS_MAX;
         let (column, op_w, op_h, lane_h) =
             if upright { (30.0, 20.0, 112.0, 128.0) } else { (112.0, 98.0, 26.0, 46.0) };
-        let body = count as f64 * column;
+        let bands = count.div_ceil(BAND_COLUMNS_MAX);
+        let body = count.div_ceil(bands) as f64 * column;
         let width = (GUTTER + body + 24.0).max(760.0);
         let lanes: Vec<Rect> = (0..plan.lanes.len())
             .map(|i| Rect { x: 8.0, y: TOP + i as f64 * lane_h, w: width - 16.0, h: lane_h })
@@ -55,13 +65,20 @@ impl Layout {
         };
         let ops: Vec<Option<Rect>> = plan.ops.iter().enumerate().map(op_rect).collect();
         let arena_top = TOP + lanes.len() as f64 * lane_h + 34.0;
-        let arena = Rect { x: GUTTER, y: arena_top, w: body, h: ARENA_HEIGHT };
-        let hazards_y = arena_top + ARENA_HEIGHT + 36.0;
+        let arena_h = if bands == 1 { ARENA_HEIGHT } else { ARENA_HEIGHT_OF_BANDS };
+        let arena = Rect { x: GUTTER, y: arena_top, w: body, h: arena_h };
+        let band_h = arena_top + arena_h - TOP + ABOVE;
+        let band =
+            |i: usize| Rect { x: GUTTER + i as f64 * body, y: TOP - ABOVE, w: body, h: band_h };
+        let bands: Vec<Rect> = (0..bands).map(band).collect();
+        let more = (bands.len() - 1) as f64 * band_step(band_h);
+        let hazards_y = arena_top + arena_h + 36.0 + more;
         let line_chars = ((width - 60.0) / 6.6) as usize;
         let height = hazards_y + if hazards == 0 { -12.0 } else { 12.0 + hazards as f64 * 51.0 };
         let mut layout = Layout {
             width,
             height,
+            bands,
             arena,
             hazards_y,
             upright,
@@ -121,6 +138,11 @@ impl Layout {
         let share = bytes.min(self.arena_bytes) as f64 / self.arena_bytes as f64;
         self.arena.y + share * self.arena.h
     }
+}
+
+/// From a band to the next one below it.
+pub(super) fn band_step(height: f64) -> f64 {
+    height + 24.0
 }
 
 /// The longest chain of waits before each op. Edges against program order do not count.
