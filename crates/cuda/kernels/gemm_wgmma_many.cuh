@@ -17,6 +17,28 @@ template <int TOKENS, int STAGES> struct ManyRing {
     __device__ uint32_t free(uint32_t s) const { return base + STAGES * BYTES + (STAGES + s) * 8; }
 };
 
+// Makes the barriers: one warp fills a stage, eight empty it.
+template <int TOKENS, int STAGES> __device__ __forceinline__ void begin_ring(const ManyRing<TOKENS, STAGES>& ring) {
+    if (threadIdx.x == 0) {
+        for (uint32_t s = 0; s < STAGES; s++) {
+            barrier_init(ring.full(s), 1);
+            barrier_init(ring.free(s), 8);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+
+// What a warp multiplies of a stage, as it comes; the stage is waited for.
+template <int TOKENS, int STAGES>
+__device__ __forceinline__ void take_weights(uint4 (&to)[4], const ManyRing<TOKENS, STAGES>& ring, uint32_t s) {
+    const uint32_t at = ring.weights(s) + threadIdx.x / 32 * 2048 + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(to[k].x), "=r"(to[k].y), "=r"(to[k].z), "=r"(to[k].w) : "r"(at + k * 512));
+}
+
 // A place in the ring, and how often it came round.
 template <int STAGES> struct Turn {
     uint32_t s = 0, parity = 0;
@@ -176,14 +198,7 @@ template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs&
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t live = min(*p.live, p.rows);
     const Tiles<MANY, false> tiles(live, p.token_tiles);  // tiles of features here
-    if (threadIdx.x == 0) {
-        for (uint32_t s = 0; s < STAGES; s++) {
-            barrier_init(ring.full(s), 1);
-            barrier_init(ring.free(s), 8);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    begin_ring(ring);
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp == 8) produce_many<MANY, STAGES, false>(p, ring, tiles, p.stages * p.s_seq);
@@ -197,11 +212,7 @@ template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs&
         const uint32_t token0 = tiles.token(of), unit = tiles.unit(of);
         auto load = [&](uint4 (&to)[4]) {
             barrier_wait(ring.full(turn.s), turn.parity);
-            const uint32_t at = ring.weights(turn.s) + warp * 2048 + lane * 16;
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(to[k].x), "=r"(to[k].y), "=r"(to[k].z), "=r"(to[k].w) : "r"(at + k * 512));
+            take_weights(to, ring, turn.s);
         };
         float sum[MANY / 2], acc[MANY / 2];
         uint4 a[4];

@@ -144,13 +144,9 @@ __device__ __forceinline__ void most_tile(const WgmmaArgs& p, const ManyRing<MOS
     float acc[SUMS];
     auto stage = [&](bool first) {
         const uint64_t b = SWIZZLED | (ring.tokens(turn.s) & 0x3ffff) >> 4;
-        const uint32_t at = ring.weights(turn.s) + warp * 2048 + lane * 16;
         barrier_wait(ring.full(turn.s), turn.parity);
         uint4 a[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(a[k].x), "=r"(a[k].y), "=r"(a[k].z), "=r"(a[k].w) : "r"(at + k * 512));
+        take_weights(a, ring, turn.s);
         wgmma_fence();
         if (first) wgmma_first(acc, a[0], b);
         else wgmma<TOKENS>(acc, a[0], b, 1);
@@ -212,14 +208,7 @@ template <int STAGES, int KEPT, bool GATED> __device__ __forceinline__ void most
     const ManyRing<MOST, STAGES> ring = {(uint32_t)__cvta_generic_to_shared(shared)};
     const uint32_t live = min(*p.live, p.rows);
     const Tiles<MOST, true> tiles(live, p.token_tiles);  // tiles of features here
-    if (threadIdx.x == 0) {
-        for (uint32_t s = 0; s < STAGES; s++) {
-            barrier_init(ring.full(s), 1);
-            barrier_init(ring.free(s), 8);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    begin_ring(ring);
     if (threadIdx.x >= 256) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x < 288) produce_many<MOST, STAGES, GATED, true>(p, ring, tiles, p.stages * p.s_seq);
