@@ -1,7 +1,7 @@
 //! The lanes as two AVX2 registers.
 
 use super::super::isa::Isa;
-use super::Lanes;
+use super::{Lanes, Part};
 use core::arch::x86_64::*;
 
 /// Sixteen floats, lanes 0 to 7 and 8 to 15. Exists only where AVX2, FMA and F16C do.
@@ -21,6 +21,7 @@ macro_rules! lanewise {
 impl Lanes for Avx2 {
     const ISA: Isa = Isa::Avx2;
     const TILE: usize = 3;
+    type Part = Half;
 
     lanewise! {
         add = _mm256_add_ps(o);
@@ -216,10 +217,47 @@ impl Lanes for Avx2 {
     fn sum(self) -> f32 {
         // SAFETY: the value exists, so the CPU has AVX2.
         unsafe {
-            let v = _mm256_add_ps(self.0, self.1);
-            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = quarter(self);
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum_four(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: values exist, so the CPU has AVX2.
+        unsafe {
+            // The tree's last two steps on four at once.
+            let [a, b, c, d] = [quarter(v[0]), quarter(v[1]), quarter(v[2]), quarter(v[3])];
+            let ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+            let cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+            let mut sums = [0f32; 4];
+            let all = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+            _mm_storeu_ps(sums.as_mut_ptr(), all);
+            sums
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(v: &[Self; 16]) -> [Self; 16] {
+        // SAFETY: values exist, so the CPU has AVX2.
+        unsafe {
+            let mut to = [Avx2(_mm256_setzero_ps(), _mm256_setzero_ps()); 16];
+            for half in [0, 8] {
+                let (mut low, mut high) = ([v[0].0; 8], [v[0].0; 8]);
+                for (i, v) in v[half..half + 8].iter().enumerate() {
+                    (low[i], high[i]) = (v.0, v.1);
+                }
+                let (low, high) = (eight_by_eight(low), eight_by_eight(high));
+                for i in 0..8 {
+                    if half == 0 {
+                        (to[i].0, to[i + 8].0) = (low[i], high[i]);
+                    } else {
+                        (to[i].1, to[i + 8].1) = (low[i], high[i]);
+                    }
+                }
+            }
+            to
         }
     }
 
@@ -232,6 +270,93 @@ impl Lanes for Avx2 {
             let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
         }
+    }
+}
+
+/// Lane l plus l + 8, then l plus l + 4.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn quarter(v: Avx2) -> __m128 {
+    // SAFETY: the caller says so.
+    unsafe {
+        let v = _mm256_add_ps(v.0, v.1);
+        _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v))
+    }
+}
+
+/// Rows become columns.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn eight_by_eight(v: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: the caller says so.
+    unsafe {
+        let [a, b, c, d, e, f, g, h] = v;
+        let (a, b) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+        let (c, d) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+        let (e, f) = (_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));
+        let (g, h) = (_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
+        let (a, c) = (_mm256_shuffle_ps::<0x44>(a, c), _mm256_shuffle_ps::<0xee>(a, c));
+        let (b, d) = (_mm256_shuffle_ps::<0x44>(b, d), _mm256_shuffle_ps::<0xee>(b, d));
+        let (e, g) = (_mm256_shuffle_ps::<0x44>(e, g), _mm256_shuffle_ps::<0xee>(e, g));
+        let (f, h) = (_mm256_shuffle_ps::<0x44>(f, h), _mm256_shuffle_ps::<0xee>(f, h));
+        [
+            _mm256_permute2f128_ps::<0x20>(a, e),
+            _mm256_permute2f128_ps::<0x20>(c, g),
+            _mm256_permute2f128_ps::<0x20>(b, f),
+            _mm256_permute2f128_ps::<0x20>(d, h),
+            _mm256_permute2f128_ps::<0x31>(a, e),
+            _mm256_permute2f128_ps::<0x31>(c, g),
+            _mm256_permute2f128_ps::<0x31>(b, f),
+            _mm256_permute2f128_ps::<0x31>(d, h),
+        ]
+    }
+}
+
+/// Eight lanes: one of the two registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Half(__m256);
+
+impl Part for Half {
+    const WIDTH: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self {
+        // SAFETY: the caller says that the CPU has AVX2.
+        Half(unsafe { _mm256_set1_ps(v) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: as above, and 8 floats are readable.
+        Half(unsafe { _mm256_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: 8 floats are writable.
+        unsafe { _mm256_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    fn mul(self, o: Self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        Half(unsafe { _mm256_mul_ps(self.0, o.0) })
+    }
+
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2 and FMA.
+        Half(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    fn max(self, o: Self) -> Self {
+        // SAFETY: the value exists, so the CPU has AVX2.
+        Half(unsafe { _mm256_max_ps(self.0, o.0) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The lanes as one AVX-512 register.
 
 use super::super::isa::Isa;
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, Whole};
 use core::arch::x86_64::*;
 
 /// Sixteen floats in a register. Exists only where AVX-512 F, BW, DQ and VL do.
@@ -21,6 +21,7 @@ macro_rules! lanewise {
 impl Lanes for Avx512 {
     const ISA: Isa = Isa::Avx512;
     const TILE: usize = 12;
+    type Part = Whole<Self>;
 
     lanewise! {
         add = _mm512_add_ps(o);

@@ -8,12 +8,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod part;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+pub use part::{Part, Whole};
 pub use portable::Portable;
 
 use super::isa::Isa;
@@ -30,6 +32,8 @@ pub trait Lanes: Copy {
     const ISA: Isa;
     /// Query vectors that attention holds in registers at once; shapes speed, not bits.
     const TILE: usize;
+    /// What one register holds.
+    type Part: Part;
 
     /// All lanes `v`.
     ///
@@ -132,6 +136,11 @@ pub trait Lanes: Copy {
         // SAFETY: values exist, so their instruction set does; there are 16 floats.
         unsafe { Self::load(sums.as_ptr()) }
     }
+    /// The [`Lanes::sum`] of each.
+    #[inline(always)]
+    fn sum_four(v: [Self; 4]) -> [f32; 4] {
+        [v[0].sum(), v[1].sum(), v[2].sum(), v[3].sum()]
+    }
     /// Lane `l` of the result's `m` is lane `m` of `v[l]`.
     #[inline(always)]
     fn transpose(v: &[Self; LANES]) -> [Self; LANES] {
@@ -224,12 +233,17 @@ mod tests {
     use super::*;
 
     per_isa! {
-        unsafe fn sums(from: &[f32], each: &mut [f32], one: &mut [f32]) = sums_body;
+        unsafe fn sums(from: &[f32], each: &mut [f32], four: &mut [f32], one: &mut [f32]) = sums_body;
     }
 
     #[inline(always)]
-    unsafe fn sums_body<V: Lanes>(from: &[f32], each: &mut [f32], one: &mut [f32]) {
-        // SAFETY: the slices have 256, 16 and 16 floats.
+    unsafe fn sums_body<V: Lanes>(
+        from: &[f32],
+        each: &mut [f32],
+        four: &mut [f32],
+        one: &mut [f32],
+    ) {
+        // SAFETY: the slices have 256 and 16 floats.
         unsafe {
             let mut v = [V::splat(0.0); LANES];
             for (l, v) in v.iter_mut().enumerate() {
@@ -237,6 +251,9 @@ mod tests {
                 one[l] = v.sum();
             }
             V::sum_each(&v).store(each.as_mut_ptr());
+            for (four, v) in four.chunks_exact_mut(4).zip(v.chunks_exact(4)) {
+                four.copy_from_slice(&V::sum_four([v[0], v[1], v[2], v[3]]));
+            }
         }
     }
 
@@ -278,10 +295,11 @@ mod tests {
             })
             .collect();
         for isa in isas() {
-            let (mut each, mut one) = (vec![0f32; LANES], vec![0f32; LANES]);
+            let [mut each, mut four, mut one] = [const { [0f32; LANES] }; 3];
             // SAFETY: the instruction set is there.
-            unsafe { sums(isa, &from, &mut each, &mut one) };
+            unsafe { sums(isa, &from, &mut each, &mut four, &mut one) };
             assert_eq!(each, one, "{isa}");
+            assert_eq!(four, one, "{isa}");
             assert!(one.iter().all(|v| *v != 0.0));
         }
     }

@@ -1,7 +1,7 @@
 //! The lanes as plain Rust: the definition itself.
 
 use super::super::isa::Isa;
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, Whole};
 use core::array::from_fn;
 use half::f16;
 
@@ -13,6 +13,7 @@ pub struct Portable([f32; LANES]);
 impl Lanes for Portable {
     const ISA: Isa = Isa::Portable;
     const TILE: usize = 4;
+    type Part = Whole<Self>;
 
     #[inline(always)]
     unsafe fn splat(v: f32) -> Self {

@@ -20,13 +20,13 @@ use super::super::lanes::{Lanes, per_isa};
 use super::paged::{PagedRows, Tables};
 use super::rope::{HEAD_DIM_MAX, TailRope, Turn};
 use ahead::{Ahead, Queue, fetch_row};
-use block::{Head, Near, add_rows_of_block};
+use block::{Head, Near, add_rows_of_block, calls};
 
 mod ahead;
 mod block;
 
-/// Heads that share the loads of a row where registers allow it and there are tasks enough, and
-/// else; both shape speed, not bits.
+/// Heads of a task where there are tasks enough, and else; both shape speed, not bits. With AVX2 many
+/// are two groups of few, which share what a core fetches.
 const HEADS_MANY: usize = 8;
 const HEADS_FEW: usize = 4;
 /// Tasks of many heads that are worth having.
@@ -36,6 +36,8 @@ const BLOCK: usize = 32;
 /// Rows of a sequence that nobody has asked for that are asked for at once, so that they come side by
 /// side; those after them are asked for while these are computed.
 const FIRST: usize = 6;
+/// Token rows of a sequence, one after the other, of which the next finds its rows near.
+const STEADY: usize = 8;
 /// Rows of a tail, at most.
 pub const TAIL_MAX: usize = lockstep_flow::limits::DRAFTS_MAX as usize;
 
@@ -92,7 +94,7 @@ impl SinkAttention {
     /// Heads of a task.
     fn together(&self) -> usize {
         let many = self.rows * self.heads.div_ceil(HEADS_MANY) as u32;
-        if self.isa == Isa::Avx512 && many >= TASKS_MANY { HEADS_MANY } else { HEADS_FEW }
+        if self.isa != Isa::Portable && many >= TASKS_MANY { HEADS_MANY } else { HEADS_FEW }
     }
 
     fn groups(&self) -> u32 {
@@ -209,24 +211,26 @@ unsafe fn attend_body<V: Lanes>(a: &SinkAttention, row: usize, first: usize, liv
     // SAFETY: the caller's contract.
     unsafe {
         match (V::ISA, a.together()) {
-            (Isa::Avx512, HEADS_MANY) => attend_heads::<V, HEADS_MANY, 2>(a, row, first, live),
-            (Isa::Avx512, _) => attend_heads::<V, HEADS_FEW, 4>(a, row, first, live),
-            _ => attend_heads::<V, HEADS_FEW, 1>(a, row, first, live),
+            (Isa::Avx512, HEADS_MANY) => attend_heads::<V, HEADS_MANY, 1, 2>(a, row, first, live),
+            (Isa::Avx512, _) => attend_heads::<V, HEADS_FEW, 1, 4>(a, row, first, live),
+            (_, HEADS_MANY) => attend_heads::<V, HEADS_FEW, 2, 1>(a, row, first, live),
+            _ => attend_heads::<V, HEADS_FEW, 1, 1>(a, row, first, live),
         }
     }
 }
 
-/// `H` heads; `N` rows, and as many vectors of channels, are held in registers at once: shapes
-/// speed, not bits.
+/// `G` groups of `H` heads, one after the other; `N` rows, and as many vectors of channels, are held
+/// in registers at once: shapes speed, not bits.
 #[inline(always)]
-unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
+unsafe fn attend_heads<V: Lanes, const H: usize, const G: usize, const N: usize>(
     a: &SinkAttention,
     row: usize,
     first: usize,
     live: usize,
 ) {
-    let heads = (a.heads - first).min(H);
-    let mut near = MaybeUninit::<Near<H>>::uninit();
+    let heads = (a.heads - first).min(G * H);
+    let mut near = [const { MaybeUninit::<Near<H>>::uninit() }; G];
+    let near = near.as_mut_ptr().cast::<Near<H>>();
     let mut decoded = [const { MaybeUninit::<f32>::uninit() }; BLOCK * HEAD_DIM_MAX];
     debug_assert!(a.dim <= HEAD_DIM_MAX);
     // SAFETY: the caller's contract.
@@ -234,16 +238,23 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
         let (position, _) = a.tables.of(row);
         let list = List::of(a, row, position);
         let at = row * a.heads + first;
-        let (q, sinks) = (a.q.add(at * a.dim), a.sinks.add(first));
-        let mut head = Head::<H>::start::<V>(near.as_mut_ptr(), (q, a.dim), sinks, heads);
+        let mut groups: [Head<H>; G] = core::array::from_fn(|g| Head::new(near.add(g), a.dim));
+        let groups = &mut groups[..heads.div_ceil(H)];
+        for (g, head) in groups.iter_mut().enumerate() {
+            let q = a.q.add((at + g * H) * a.dim);
+            head.start::<V>(q, a.sinks.add(first + g * H), (heads - g * H).min(H));
+        }
         let mut queue = Queue::new();
         let (mut now, mut n) = list.block(a, row, 0);
+        let seq = *a.tables.token_seq.add(row);
         // The row before, if it is one of the same sequence, has seen nearly the same.
-        if row == 0 || *a.tables.token_seq.add(row) != *a.tables.token_seq.add(row - 1) {
+        if row == 0 || seq != *a.tables.token_seq.add(row - 1) {
             let (at_once, later) = now[..n].split_at(FIRST.min(n));
             at_once.iter().for_each(|place| fetch_row::<V>(*place, a.dim));
             queue.push(later);
         }
+        // After some of them, this core has.
+        let far = row < STEADY || seq != *a.tables.token_seq.add(row - STEADY);
         for start in (0..list.len()).step_by(BLOCK) {
             let (mut rows, of_block) = (now, n);
             if !a.window_rows.codec.is_plain() {
@@ -253,18 +264,21 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const N: usize>(
                 }
             }
             (now, n) = list.block(a, row, start + BLOCK);
-            queue.push(&now[..n]);
+            if far {
+                queue.push(&now[..n]);
+            }
             if n == 0 {
                 after(a, (row, first, heads), live, &mut queue);
             }
-            let ahead = Ahead::new::<N>(&queue, a.dim, of_block);
-            add_rows_of_block::<V, H, N>(&mut head, &rows[..of_block], ahead);
+            let calls = groups.len() * calls::<G, N>(of_block, a.dim);
+            let ahead = Ahead::new(&queue, a.dim, calls, near.cast());
+            add_rows_of_block::<V, H, G, N>(groups, &rows[..of_block], ahead);
             queue.clear();
         }
         let turn = Turn::new(&a.rope, position, -1.0);
         for h in 0..heads {
             let out = a.out.add((at + h) * a.dim);
-            head.finish::<V>(h, out);
+            groups[h / H].finish::<V>(h % H, out);
             turn.apply::<V>(out.add(a.dim - a.rope.rotary));
         }
     }

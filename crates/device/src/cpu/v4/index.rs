@@ -9,7 +9,7 @@
 use core::mem::MaybeUninit;
 
 use super::super::isa::Isa;
-use super::super::lanes::{LANES, Lanes, per_isa};
+use super::super::lanes::{LANES, Lanes, Part, per_isa};
 use super::code::CHANNELS_MAX;
 use super::paged::{PagedRows, Tables};
 
@@ -123,12 +123,17 @@ per_isa! {
     unsafe fn scores(a: &IndexScores, row: usize, from: usize, to: usize) = scores_body;
 }
 
-/// Queries turned round: for each channel, all heads; then the heads' weights.
+/// Queries turned round: for each tile of heads and each channel, the tile's heads; then all heads'
+/// weights.
 #[repr(align(64))]
 struct Turned {
     q: [MaybeUninit<f32>; WIDTH_MAX],
     weights: [f32; HEADS_MAX],
 }
+
+/// Lanes of the totals of some keys.
+#[repr(align(64))]
+struct Totals([[f32; LANES]; LANES]);
 
 #[inline(always)]
 unsafe fn scores_body<V: Lanes>(a: &IndexScores, row: usize, from: usize, to: usize) {
@@ -136,34 +141,34 @@ unsafe fn scores_body<V: Lanes>(a: &IndexScores, row: usize, from: usize, to: us
     // SAFETY: the caller's contract.
     unsafe {
         match (V::ISA, vectors) {
-            (Isa::Avx512, 1) => scores_of::<V, 1, 8>(a, row, from, to),
-            (Isa::Avx512, 2) => scores_of::<V, 2, 8>(a, row, from, to),
-            (Isa::Avx512, 3) => scores_of::<V, 3, 4>(a, row, from, to),
-            (Isa::Avx512, _) => scores_of::<V, 4, 4>(a, row, from, to),
-            (_, 1) => scores_of::<V, 1, 4>(a, row, from, to),
-            (_, 2) => scores_of::<V, 2, 2>(a, row, from, to),
-            (_, 3) => scores_of::<V, 3, 1>(a, row, from, to),
-            _ => scores_of::<V, 4, 1>(a, row, from, to),
+            (Isa::Avx512, 1) => scores_of::<V, 1, 1, 8>(a, row, from, to),
+            (Isa::Avx512, 2) => scores_of::<V, 2, 2, 8>(a, row, from, to),
+            (Isa::Avx512, 3) => scores_of::<V, 3, 3, 4>(a, row, from, to),
+            (Isa::Avx512, _) => scores_of::<V, 4, 4, 4>(a, row, from, to),
+            (_, 1) => scores_of::<V, 1, 2, 6>(a, row, from, to),
+            (_, 2) => scores_of::<V, 2, 2, 6>(a, row, from, to),
+            (_, 3) => scores_of::<V, 3, 2, 6>(a, row, from, to),
+            _ => scores_of::<V, 4, 2, 6>(a, row, from, to),
         }
     }
 }
 
-/// `N` vectors of heads; `K` keys share the loads of the queries, and their chains overlap.
+/// `N` vectors of heads, of which `T` parts are a tile; its queries stay near while keys pass by, and
+/// `K` keys, whose chains overlap, share their loads.
 #[inline(always)]
-unsafe fn scores_of<V: Lanes, const N: usize, const K: usize>(
+unsafe fn scores_of<V: Lanes, const N: usize, const T: usize, const K: usize>(
     a: &IndexScores,
     row: usize,
     from: usize,
     to: usize,
 ) {
-    const { assert!(LANES.is_multiple_of(K)) };
+    let parts = N * (LANES / V::Part::WIDTH);
     let mut turned =
         Turned { q: [const { MaybeUninit::uninit() }; WIDTH_MAX], weights: [0.0; HEADS_MAX] };
     let head_scale = (1.0 / (a.heads as f64).sqrt()) as f32;
-    let dot_scale = (1.0 / (a.dim as f64).sqrt()) as f32;
     // SAFETY: the caller's contract; `lanes * dim` is at most WIDTH_MAX.
     unsafe {
-        turn::<V, N>(a, row, turned.q.as_mut_ptr().cast::<f32>());
+        turn::<V, N, T>(a, row, turned.q.as_mut_ptr().cast::<f32>());
         for h in 0..a.heads {
             turned.weights[h] = *a.weights.add(row * a.heads + h) * head_scale;
         }
@@ -173,26 +178,48 @@ unsafe fn scores_of<V: Lanes, const N: usize, const K: usize>(
         let mut decoded = [const { MaybeUninit::<f32>::uninit() }; LANES * CHANNELS_MAX];
         let decoded = decoded.as_mut_ptr().cast::<f32>();
         let place = |i: usize| a.keys.at(table, i.min(to - 1)).cast::<f32>();
+        let mut next: [*const f32; LANES] = core::array::from_fn(|k| place(from + k));
         for i in (from..to).step_by(LANES) {
             let n = (to - i).min(LANES);
-            let mut totals = [V::splat(0.0); LANES];
-            for j in (0..n).step_by(K) {
-                let mut keys: [*const f32; K] = core::array::from_fn(|k| place(i + j + k));
-                let next: [*const f32; K] = core::array::from_fn(|k| place(i + j + K + k));
-                if !plain {
-                    for (k, key) in keys.iter_mut().enumerate() {
-                        let to = decoded.add(k * a.dim);
-                        // Written before it is read, so that reading it as f32 is sound.
-                        core::ptr::write_bytes(to, 0, a.dim);
-                        a.keys.codec.decode(key.cast(), to);
-                        *key = to;
-                    }
+            let mut keys = next;
+            next = core::array::from_fn(|k| place(i + LANES + k));
+            if !plain {
+                for (k, key) in keys[..(n + 7).min(LANES)].iter_mut().enumerate() {
+                    let to = decoded.add(k * a.dim);
+                    // Written before it is read, so that reading it as f32 is sound.
+                    core::ptr::write_bytes(to, 0, a.dim);
+                    a.keys.codec.decode(key.cast(), to);
+                    *key = to;
                 }
-                let q = turned.q.as_ptr().cast::<f32>();
-                let t = totals_of::<V, N, K>(a.dim, dot_scale, (keys, next), (q, &turned.weights));
-                totals[j..j + K].copy_from_slice(&t);
             }
-            let sums = V::sum_each(&totals);
+            let mut totals = Totals([[0.0; LANES]; LANES]);
+            for first in (0..parts).step_by(T) {
+                let tile = Tile {
+                    first,
+                    dim: a.dim,
+                    q: turned.q.as_ptr().cast::<f32>().add(first * V::Part::WIDTH * a.dim),
+                    weights: turned.weights.as_ptr().add(first * V::Part::WIDTH),
+                };
+                let mut j = 0;
+                while j < n {
+                    // Six, six and four are a vector of keys.
+                    let of = if K == 6 && n - j <= 4 { 4 } else { K };
+                    let (keys, next) = (&keys[j..j + of], &next[j..j + of]);
+                    let totals = &mut totals.0[j..j + of];
+                    match (of, parts - first) {
+                        (4, 1) if T > 1 => tile.add::<V, 1, 4>(keys, next, totals),
+                        (4, _) if K == 6 => tile.add::<V, T, 4>(keys, next, totals),
+                        (_, 1) if T > 1 => tile.add::<V, 1, K>(keys, next, totals),
+                        _ => tile.add::<V, T, K>(keys, next, totals),
+                    }
+                    j += of;
+                }
+            }
+            let mut all = [V::splat(0.0); LANES];
+            for (all, total) in all.iter_mut().zip(&totals.0) {
+                *all = V::load(total.as_ptr());
+            }
+            let sums = V::sum_each(&all);
             if n == LANES {
                 sums.store(out.add(i));
             } else {
@@ -202,10 +229,15 @@ unsafe fn scores_of<V: Lanes, const N: usize, const K: usize>(
     }
 }
 
-/// Turns a token's queries round: for each channel, all heads, and zeros for those that fill the
-/// last vector.
+/// Turns a token's queries round, with zeros for the heads that fill the last vector.
 #[inline(always)]
-unsafe fn turn<V: Lanes, const N: usize>(a: &IndexScores, row: usize, to: *mut f32) {
+unsafe fn turn<V: Lanes, const N: usize, const T: usize>(
+    a: &IndexScores,
+    row: usize,
+    to: *mut f32,
+) {
+    let width = V::Part::WIDTH;
+    let parts = N * (LANES / width);
     // SAFETY: the caller's contract; channels are whole vectors.
     unsafe {
         let q = a.q.add(row * a.heads * a.dim);
@@ -219,50 +251,77 @@ unsafe fn turn<V: Lanes, const N: usize>(a: &IndexScores, row: usize, to: *mut f
                     }
                 }
                 for (l, heads) in V::transpose(&block).into_iter().enumerate() {
-                    heads.store(to.add(((c + l) * N + v) * LANES));
+                    let mut lanes = [0f32; LANES];
+                    heads.store(lanes.as_mut_ptr());
+                    for (p, lanes) in lanes.chunks_exact(width).enumerate() {
+                        let part = v * (LANES / width) + p;
+                        let first = part / T * T;
+                        let of_tile = (parts - first).min(T);
+                        let at = first * a.dim + (c + l) * of_tile + part - first;
+                        V::Part::load(lanes.as_ptr()).store(to.add(at * width));
+                    }
                 }
             }
         }
     }
 }
 
-/// The lanes of `K` scores; the next keys are fetched meanwhile.
-#[inline(always)]
-unsafe fn totals_of<V: Lanes, const N: usize, const K: usize>(
+/// Some heads.
+struct Tile {
+    /// Their first part.
+    first: usize,
+    /// Channels of a head.
     dim: usize,
-    dot_scale: f32,
-    (keys, next): ([*const f32; K], [*const f32; K]),
-    (q, weights): (*const f32, &[f32; HEADS_MAX]),
-) -> [V; K] {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let (zero, scale) = (V::splat(0.0), V::splat(dot_scale));
-        let mut dots = [[zero; N]; K];
-        for c in (0..dim).step_by(LANES) {
-            for next in next {
-                V::prefetch(next.wrapping_add(c));
-            }
-            for c in c..c + LANES {
-                let mut heads = [zero; N];
-                for (v, heads) in heads.iter_mut().enumerate() {
-                    *heads = V::load(q.add((c * N + v) * LANES));
+    /// `[dim]`, then the tile's heads.
+    q: *const f32,
+    /// Their weights.
+    weights: *const f32,
+}
+
+impl Tile {
+    /// Adds these heads' share to the lanes of `K` totals; the next keys are fetched meanwhile.
+    #[inline(always)]
+    unsafe fn add<V: Lanes, const T: usize, const K: usize>(
+        &self,
+        keys: &[*const f32],
+        next: &[*const f32],
+        totals: &mut [[f32; LANES]],
+    ) {
+        let width = V::Part::WIDTH;
+        let dot_scale = (1.0 / (self.dim as f64).sqrt()) as f32;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (zero, scale) = (V::Part::splat(0.0), V::Part::splat(dot_scale));
+            let keys: [*const f32; K] = core::array::from_fn(|k| keys[k]);
+            let mut dots = [[zero; T]; K];
+            for block in (0..self.dim).step_by(LANES) {
+                if self.first == 0 {
+                    for next in next {
+                        V::prefetch(next.wrapping_add(block));
+                    }
                 }
-                for (key, dots) in keys.iter().zip(&mut dots) {
-                    let k = V::splat(*key.add(c));
-                    for (heads, dot) in heads.iter().zip(dots) {
-                        *dot = k.fma(*heads, *dot);
+                for c in block..block + LANES {
+                    let mut heads = [zero; T];
+                    for (t, heads) in heads.iter_mut().enumerate() {
+                        *heads = V::Part::load(self.q.add((c * T + t) * width));
+                    }
+                    for (key, dots) in keys.iter().zip(&mut dots) {
+                        let k = V::Part::splat(*key.add(c));
+                        for (heads, dot) in heads.iter().zip(dots) {
+                            *dot = k.fma(*heads, *dot);
+                        }
                     }
                 }
             }
-        }
-        let mut totals = [zero; K];
-        for (dots, total) in dots.iter().zip(&mut totals) {
-            for (v, dot) in dots.iter().enumerate() {
-                let weight = V::load(weights.as_ptr().add(v * LANES));
-                *total = weight.fma(dot.max(zero).mul(scale), *total);
+            for (dots, total) in dots.iter().zip(totals) {
+                for (t, dot) in dots.iter().enumerate() {
+                    let lanes = total[(self.first + t) * width % LANES..].as_mut_ptr();
+                    let weight = V::Part::load(self.weights.add(t * width));
+                    let share = dot.max(zero).mul(scale);
+                    weight.fma(share, V::Part::load(lanes)).store(lanes);
+                }
             }
         }
-        totals
     }
 }
 
@@ -349,48 +408,4 @@ fn count(scores: &[f32], of: impl Fn(u32) -> bool) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::super::lanes::isas;
-    use super::*;
-
-    fn selected(scores: &[f32], k: usize) -> Vec<u32> {
-        let of = |isa| {
-            let mut out = vec![0; k];
-            // SAFETY: the instruction set is there.
-            unsafe { select(isa, scores, &mut out) };
-            out
-        };
-        let all: Vec<_> = isas().into_iter().map(of).collect();
-        assert!(all.windows(2).all(|w| w[0] == w[1]), "every instruction set selects the same");
-        all[0].clone()
-    }
-
-    #[test]
-    fn ties_go_to_the_lowest_rows_and_nan_to_none() {
-        assert_eq!(selected(&[0.0, 1.0, 1.0, 1.0, 0.5], 2), [1, 2]);
-        assert_eq!(selected(&[-0.0, 0.0, -1.0, 0.0], 2), [0, 1]);
-        assert_eq!(selected(&[f32::NAN, -5.0, f32::NEG_INFINITY, f32::NAN], 2), [1, 2]);
-        assert_eq!(selected(&[f32::NAN, f32::NAN, f32::NAN], 2), [0, 1]);
-    }
-
-    #[test]
-    fn selection_is_that_of_a_stable_sort() {
-        let mut state = 9u64;
-        let sizes = (50..250).chain([2048, 9000]);
-        for size in sizes {
-            let scores: Vec<f32> = (0..size)
-                .map(|_| {
-                    state =
-                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    // Few distinct values, so that there are ties.
-                    ((state >> 33) % 23) as f32 - 11.0
-                })
-                .collect();
-            let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-            order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
-            let mut want = order[..17].to_vec();
-            want.sort_unstable();
-            assert_eq!(selected(&scores, 17), want);
-        }
-    }
-}
+mod tests;

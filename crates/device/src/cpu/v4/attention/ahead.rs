@@ -45,18 +45,16 @@ pub struct Ahead<'a> {
     rows: &'a [*const f32],
     rows_a_call: usize,
     vectors: usize,
-    /// Asked for where all have been: a row that is near by now.
+    /// Asked for where all have been: lines that are near.
     near: *const f32,
 }
 
 impl<'a> Ahead<'a> {
-    /// During a block of `n` rows, of which `N` rows and `N` vectors of channels are taken at once.
+    /// During a block that has so many calls; a row's lines from `near` on are in the nearest cache.
     #[inline(always)]
-    pub fn new<const N: usize>(queue: &'a Queue, dim: usize, n: usize) -> Ahead<'a> {
+    pub fn new(queue: &'a Queue, dim: usize, calls: usize, near: *const f32) -> Ahead<'a> {
         let vectors = dim / LANES;
-        let calls = n / N + n % N + vectors / N + vectors % N;
         let rows = &queue.rows[..queue.count];
-        let near = rows.first().copied().unwrap_or(core::ptr::null());
         Ahead { rows, rows_a_call: rows.len().div_ceil(calls.max(1)), vectors, near }
     }
 

@@ -3,7 +3,8 @@
 //! Each of the two passes takes as many accumulators as there are registers: sums of a few rows with
 //! all heads in the first, some channels of all heads in the second, while the block's rows pass by.
 //! A block is more than a core's nearest cache holds, so that each pass reads it once from the next
-//! one; queries and results, which are read again and again, lie side by side in the nearest.
+//! one; queries and results, which are read again and again, lie side by side in the nearest. Groups
+//! of heads that registers do not hold together take rows in turn, while they are near.
 
 use super::super::super::lanes::{LANES, Lanes};
 use super::super::super::math::exp_lanes;
@@ -26,7 +27,7 @@ struct Weights<const H: usize>([[f32; H]; BLOCK + LANES]);
 
 /// Running results of `H` heads.
 pub struct Head<const H: usize> {
-    q: *const f32,
+    q: *mut f32,
     o: *mut f32,
     dim: usize,
     scale: f32,
@@ -37,34 +38,35 @@ pub struct Head<const H: usize> {
 }
 
 impl<const H: usize> Head<H> {
+    /// No heads yet.
+    ///
+    /// # Safety
+    /// `near` is writable and outlives the value.
+    pub unsafe fn new(near: *mut Near<H>, dim: usize) -> Head<H> {
+        let scale = (1.0 / (dim as f64).sqrt()) as f32;
+        // SAFETY: the caller's contract.
+        let (q, o) = unsafe { (&raw mut (*near).q, &raw mut (*near).o) };
+        Head { q: q.cast(), o: o.cast(), dim, scale, m: [0.0; H], l: [1.0; LANES] }
+    }
+
     /// Nothing but the sinks of `heads` heads, whose queries are at `q`.
     ///
     /// # Safety
-    /// The instruction set is there, and so are the heads' queries and sinks; `near` is writable and
-    /// outlives the value.
+    /// The instruction set is there, and so are the heads' queries and sinks.
     #[inline(always)]
-    pub unsafe fn start<V: Lanes>(
-        near: *mut Near<H>,
-        (q, dim): (*const f32, usize),
-        sinks: *const f32,
-        heads: usize,
-    ) -> Head<H> {
+    pub unsafe fn start<V: Lanes>(&mut self, q: *const f32, sinks: *const f32, heads: usize) {
         // SAFETY: the caller's contract; heads have no more channels than there is room for.
         unsafe {
-            let to = (&raw mut (*near).q).cast::<f32>();
-            let o = (&raw mut (*near).o).cast::<f32>();
-            let mut m = [0f32; H];
-            for (h, m) in m.iter_mut().enumerate() {
+            for (h, m) in self.m.iter_mut().enumerate() {
                 // Past the last head the first stands in, and its results are not used.
                 let head = if h < heads { h } else { 0 };
                 *m = *sinks.add(head);
-                for d in (0..dim).step_by(LANES) {
-                    V::load(q.add(head * dim + d)).store(to.add(d * H + h * LANES));
-                    V::splat(0.0).store(o.add(d * H + h * LANES));
+                for d in (0..self.dim).step_by(LANES) {
+                    let to = d * H + h * LANES;
+                    V::load(q.add(head * self.dim + d)).store(self.q.add(to));
+                    V::splat(0.0).store(self.o.add(to));
                 }
             }
-            let scale = (1.0 / (dim as f64).sqrt()) as f32;
-            Head { q: to, o, dim, scale, m, l: [1.0; LANES] }
         }
     }
 
@@ -85,33 +87,66 @@ impl<const H: usize> Head<H> {
     }
 }
 
-/// Adds a block of rows, `N` rows and `N` vectors of channels at a time.
+/// Rows of which a core's nearest cache holds a line each while one group of heads after the other
+/// reads them: rows are at a multiple of half a page, so that such lines share two of its sets.
+const NEAR_ROWS: usize = 16;
+
+/// Rows that one of `groups` groups reads before the next one does.
+const fn rows_in_turn(groups: usize) -> usize {
+    if groups == 1 { BLOCK } else { NEAR_ROWS }
+}
+
+/// Calls of a block's two passes over `n` rows, for each of `G` groups.
+pub const fn calls<const G: usize, const N: usize>(n: usize, dim: usize) -> usize {
+    let vectors = dim / LANES;
+    n / N + n % N + n.div_ceil(rows_in_turn(G)) * (vectors / N + vectors % N)
+}
+
+/// Adds a block of rows to at most `G` groups of heads, `N` rows and `N` vectors of channels at a
+/// time.
 ///
 /// # Safety
 /// The instruction set is there; rows have the heads' channels.
 #[inline(always)]
-pub unsafe fn add_rows_of_block<V: Lanes, const H: usize, const N: usize>(
-    head: &mut Head<H>,
+pub unsafe fn add_rows_of_block<V: Lanes, const H: usize, const G: usize, const N: usize>(
+    groups: &mut [Head<H>],
     rows: &[*const f32],
     mut ahead: Ahead<'_>,
 ) {
-    let mut p = Weights([[f32::NEG_INFINITY; H]; BLOCK + LANES]);
-    let n = rows.len();
+    let mut p = [const { Weights([[f32::NEG_INFINITY; H]; BLOCK + LANES]) }; G];
+    let mut keep = [[0f32; LANES]; G];
+    let (n, dim) = (rows.len(), groups[0].dim);
     // SAFETY: the caller's contract.
     unsafe {
         for i in (0..n / N * N).step_by(N) {
-            scores::<V, H, N>(head, rows, i, &mut p, &mut ahead);
+            for (head, p) in groups.iter().zip(&mut p) {
+                scores::<V, H, N>(head, rows, i, p, &mut ahead);
+            }
         }
         for i in n / N * N..n {
-            scores::<V, H, 1>(head, rows, i, &mut p, &mut ahead);
+            for (head, p) in groups.iter().zip(&mut p) {
+                scores::<V, H, 1>(head, rows, i, p, &mut ahead);
+            }
         }
-        let keep = weigh::<V, H>(&mut p, n, head);
-        let whole = head.dim / (N * LANES) * (N * LANES);
-        for d in (0..whole).step_by(N * LANES) {
-            add_channels::<V, H, N>(head.o.add(d * H), d, rows, &p, &keep, &mut ahead);
+        for ((head, p), keep) in groups.iter_mut().zip(&mut p).zip(&mut keep) {
+            *keep = weigh::<V, H>(p, n, head);
         }
-        for d in (whole..head.dim).step_by(LANES) {
-            add_channels::<V, H, 1>(head.o.add(d * H), d, rows, &p, &keep, &mut ahead);
+        let whole = dim / (N * LANES) * (N * LANES);
+        let mut d = 0;
+        while d < dim {
+            for start in (0..n).step_by(rows_in_turn(G)) {
+                let of = start..n.min(start + rows_in_turn(G));
+                for ((head, p), keep) in groups.iter().zip(&p).zip(&keep) {
+                    let (o, p) = (head.o.add(d * H), &p.0[of.clone()]);
+                    let (rows, keep) = (&rows[of.clone()], (start == 0).then_some(keep));
+                    if d < whole {
+                        add_channels::<V, H, N>(o, d, rows, p, keep, &mut ahead);
+                    } else {
+                        add_channels::<V, H, 1>(o, d, rows, p, keep, &mut ahead);
+                    }
+                }
+            }
+            d += if d < whole { N * LANES } else { LANES };
         }
     }
 }
@@ -125,12 +160,12 @@ unsafe fn scores<V: Lanes, const H: usize, const N: usize>(
     p: &mut Weights<H>,
     ahead: &mut Ahead<'_>,
 ) {
-    const { assert!(H * N <= LANES) };
+    const { assert!(H * N <= LANES && H.is_multiple_of(4)) };
     // SAFETY: the caller's contract.
     unsafe {
         let rows: [*const f32; N] = core::array::from_fn(|i| rows[first + i]);
         let mut acc = [V::splat(0.0); LANES];
-        let mut q = head.q;
+        let mut q = head.q.cast_const();
         let asked = ahead.call::<V>(head.dim / LANES);
         for step in 0..head.dim / LANES {
             asked.step::<V>(step);
@@ -148,8 +183,11 @@ unsafe fn scores<V: Lanes, const H: usize, const N: usize>(
         if H * N == LANES {
             V::sum_each(&acc).mul(V::splat(head.scale)).store(to);
         } else {
-            for (i, acc) in acc[..H * N].iter().enumerate() {
-                *to.add(i) = acc.sum() * head.scale;
+            for (i, acc) in acc[..H * N].chunks_exact(4).enumerate() {
+                let sums = V::sum_four([acc[0], acc[1], acc[2], acc[3]]);
+                for (j, sum) in sums.into_iter().enumerate() {
+                    *to.add(4 * i + j) = sum * head.scale;
+                }
             }
         }
     }
@@ -196,27 +234,30 @@ unsafe fn weigh<V: Lanes, const H: usize>(
     }
 }
 
-/// Adds weighted rows to `N` vectors of channels from `d` on, whose results are at `o`.
+/// Adds weighted rows to `N` vectors of channels from `d` on, of whose results, at `o`, `keep` is kept
+/// where these are a block's first rows.
 #[inline(always)]
 unsafe fn add_channels<V: Lanes, const H: usize, const N: usize>(
     o: *mut f32,
     d: usize,
     rows: &[*const f32],
-    p: &Weights<H>,
-    keep: &[f32; LANES],
+    p: &[[f32; H]],
+    keep: Option<&[f32; LANES]>,
     ahead: &mut Ahead<'_>,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         let mut acc = [[V::splat(0.0); N]; H];
         for (h, acc) in acc.iter_mut().enumerate() {
-            let keep = V::splat(keep[h]);
             for (c, acc) in acc.iter_mut().enumerate() {
-                *acc = V::load(o.add((c * H + h) * LANES)).mul(keep);
+                *acc = V::load(o.add((c * H + h) * LANES));
+                if let Some(keep) = keep {
+                    *acc = acc.mul(V::splat(keep[h]));
+                }
             }
         }
         let asked = ahead.call::<V>(rows.len());
-        for (step, (row, p)) in rows.iter().zip(&p.0).enumerate() {
+        for (step, (row, p)) in rows.iter().zip(p).enumerate() {
             asked.step::<V>(step);
             let v: [V; N] = core::array::from_fn(|c| V::load(row.add(d + c * LANES)));
             for (acc, p) in acc.iter_mut().zip(p) {
