@@ -14,8 +14,9 @@ pub fn median(values: &[Duration]) -> f64 {
 }
 
 /// Prints what a phase cost, op by op: of every kind its time in the median step, and how much
-/// longer that is than its bytes, or its operations one after the other, would take at the machine's
-/// marks beside what any op costs, which is what the cheapest kind does.
+/// longer that is than its bytes or its operations, whichever take longer, would take at the
+/// machine's marks beside what any op costs, which is what the cheapest kind does; and than both
+/// would take one after the other.
 pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits) {
     let rate = phase.tokens as f64 / phase.took.as_secs_f64();
     let step = median(&whole.steps);
@@ -27,9 +28,9 @@ pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits)
     );
     println!(
         "| op | calls a step | us a call | of the time | GB/s (of the mark) \
-         | GMAC/s (of the mark) | operations, of the marks | over proportion |"
+         | GMAC/s (of the mark) | operations, of the marks | over the longer | over both |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     let steps = log.steps.len() as f64;
     let call_s = |k: &Kind| median(&k.steps) * steps / k.calls as f64;
     let all: f64 = log.kinds.values().map(|k| median(&k.steps)).sum();
@@ -41,9 +42,9 @@ pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits)
         let (bytes, macs) = (kind.work.bytes / calls, kind.work.macs / calls);
         let flat = (kind.work.macs + kind.work.others) / calls;
         let operations = flat / limits.f32_macs_s + kind.work.divs / calls / limits.f32_divs_s;
-        let least = floor + (bytes / limits.read_bytes_s).max(operations);
+        let moved = bytes / limits.read_bytes_s;
         println!(
-            "| {name} | {:.0} | {:.1} | {:.1}% | {:.1} ({:.0}%) | {:.1} ({:.0}%) | {:.0}% | {:.1} |",
+            "| {name} | {:.0} | {:.1} | {:.1}% | {:.1} ({:.0}%) | {:.1} ({:.0}%) | {:.0}% | {:.1} | {:.1} |",
             calls / steps,
             1e6 * s,
             100.0 * median(&kind.steps) / all,
@@ -52,7 +53,8 @@ pub fn print(what: &str, phase: &Phase, whole: &Log, log: &Log, limits: &Limits)
             macs / s / 1e9,
             100.0 * macs / s / limits.f32_macs_s,
             100.0 * operations / s,
-            s / least,
+            s / (floor + moved.max(operations)),
+            s / (floor + moved + operations),
         );
     }
     println!(
