@@ -239,10 +239,10 @@ fn log(args: &ChangeArgs, all: &[Record]) -> Result<Exit, Failure> {
     for r in all {
         let why = r.reasons.first().map_or(String::new(), |w| format!(": {w}"));
         let time = clock::time(r.unix_ms);
-        out::line(format_args!(
+        out::line(out::harmless(&format!(
             "{:>4}  {time}  {:<11}  {}  {}{why}",
             r.number, r.state, r.target, r.title
-        ));
+        )));
     }
     Ok(Exit::Done)
 }

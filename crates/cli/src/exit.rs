@@ -88,7 +88,7 @@ pub fn help() -> String {
     format!("{}\n{}", help_of(&all), interrupted())
 }
 
-/// A line that goes on under its text: the help's own breaks know no hang.
+/// Columns at which exit codes break, since breaks that the help makes itself know no hang.
 const HELP_COLUMNS: usize = 80;
 
 /// The codes that a command ends with, for its `--help`; beside them any may end with

@@ -39,15 +39,16 @@ pub fn complain(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "{}", harmless(&text.to_string()));
 }
 
-/// What files and servers say is shown in errors, and must not move the terminal's cursor, clear it
+/// What files and servers say is shown in errors and pages, and must not move the terminal's cursor, clear it
 /// or name its window.
-fn harmless(text: &str) -> String {
+pub fn harmless(text: &str) -> String {
     text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}")
 }
 
 /// Prints a page for people as [`line`] does, no wider than the terminal: what goes on in the next
 /// line stands under column `hang`. Whatever is no terminal gets the lines whole.
 pub fn page(text: &str, hang: usize) {
+    let text = &harmless(text);
     let out = std::io::stdout();
     let size = out.is_terminal().then(|| tcgetwinsize(&out).ok()).flatten();
     match size.map(|s| usize::from(s.ws_col)).filter(|columns| *columns > 2 * hang) {

@@ -29,8 +29,9 @@ enum Place<A> {
 
 /// Arenas and executables; a number is given again once what had it is gone.
 pub struct Held<A, E> {
-    arenas: Vec<Place<A>>,
+    // Dropped before the arenas that they lie in.
     execs: Vec<Option<E>>,
+    arenas: Vec<Place<A>>,
 }
 
 impl<A, E> Default for Held<A, E> {
@@ -48,6 +49,9 @@ impl<A: ArenaBytes, E: InArena> Held<A, E> {
     }
 
     /// True where the arena's bytes are here.
+    ///
+    /// # Panics
+    /// On a number that no arena ever had.
     pub fn has(&self, arena: ArenaId) -> bool {
         matches!(self.arenas[arena.0 as usize], Place::Here(_))
     }
@@ -157,6 +161,9 @@ impl<A: ArenaBytes, E: InArena> Held<A, E> {
     }
 
     /// Drops an executable.
+    ///
+    /// # Panics
+    /// On a number that no executable ever had.
     pub fn release(&mut self, exec: ExecId) {
         self.execs[exec.0 as usize] = None;
     }

@@ -98,8 +98,10 @@ fn buckets_change_under_64_streams_and_no_request_notices() {
     let load = Load::start(&handle, 64);
     wait(&handle, "eager steps", |s| s.counters.decode_steps > 100);
     for (n, ceiling) in [(2, 96), (3, 16), (4, 96)] {
+        let before = handle.status().counters.decode_steps;
         let number = verified(&handle, &graph_max_bs(ceiling));
         assert_eq!(number, n);
+        assert!(handle.status().counters.decode_steps > before, "steps go on while it is staged");
         // Now and then some have ended and are not there again yet.
         let status = wait(&handle, "most of 64 streams", |s| s.running > 48);
         assert_eq!(status.generation, n - 1, "staging changes nothing that serves");

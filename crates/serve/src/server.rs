@@ -26,7 +26,8 @@ impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServeError::Listen { host, port, why } => {
-                let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
+                let is_v6 = host.parse::<Ipv6Addr>().is_ok();
+                let (open, close) = if is_v6 { ("[", "]") } else { ("", "") };
                 write!(f, "cannot listen on {open}{host}{close}:{port}: {why}")?;
                 match why.kind() {
                     io::ErrorKind::AddrInUse => {
@@ -137,5 +138,8 @@ mod tests {
         let why = io::Error::from(io::ErrorKind::AddrInUse);
         let e = ServeError::Listen { host: "::1".into(), port: 5, why };
         assert!(e.to_string().starts_with("cannot listen on [::1]:5: "), "{e}");
+        let why = io::Error::from(io::ErrorKind::NotFound);
+        let e = ServeError::Listen { host: "[::1]:99".into(), port: 5, why };
+        assert!(e.to_string().starts_with("cannot listen on [::1]:99:5: "), "{e}");
     }
 }

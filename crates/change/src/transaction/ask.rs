@@ -140,17 +140,11 @@ pub fn resume(
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
     settle(records, number, keys, say, |g, silent| {
-        let Some(silent) = silent else { return Ok(()) };
-        if !restarts(g) || g.journal.facts("flip").is_none() {
-            return Err(silent);
-        }
-        // Flipping starts it anew; one that runs with the new setting and is mute has not passed.
-        match g.journal.state() {
-            Some(State::Flipped | State::Watched) => {
-                back(g, lever::of(&g.target.launch).as_ref(), &[silent.to_string()])
-            }
-            _ => Ok(()),
-        }
+        // Flipping starts it anew. One that runs with the new setting may be busy: a single request
+        // that it left unanswered takes nothing back.
+        let is_flipped = matches!(g.journal.state(), Some(State::Flipped | State::Watched));
+        let starts = restarts(g) && g.journal.facts("flip").is_some() && !is_flipped;
+        silent.filter(|_| !starts).map_or(Ok(()), Err)
     })
 }
 

@@ -158,6 +158,34 @@ fn a_restart_killed_at_any_line_is_resumed() {
     end(site);
 }
 
+/// A resumed change was once taken back, its server ended and started again, after one request that
+/// was not answered within 15 s.
+#[test]
+fn a_mute_server_that_was_restarted_keeps_its_change_until_it_is_rolled_back() {
+    let site = by_script("mute-restarted", "", |_, _| ":".into());
+    // Flipped: the new server answered once.
+    kill(&site, 8, "after-8");
+    let server = lockstep_change::process::serving(&site.url).unwrap();
+    let send = |name: &str| {
+        let pid = server.pid.to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    };
+    send("STOP");
+    let (code, done, said) = run(&mut site.change(&["resume"]));
+    assert!(code == 8 && said.contains("does not answer within 15 s"), "{code} {done} {said}");
+    assert!(server.is_alive());
+    send("CONT");
+    assert_eq!(
+        (site.log().pop().unwrap()["state"].clone(), running(&site)),
+        (json!("flipped"), json!(8))
+    );
+    send("STOP");
+    let (code, done, said) = run(&mut site.change(&["rollback"]));
+    assert_eq!((code, &done["state"]), (0, &json!("rolled_back")), "{done} {said}");
+    assert_eq!(running(&site), 4);
+    end(site);
+}
+
 #[test]
 fn a_restart_killed_at_any_line_is_rolled_back() {
     let site = by_script("killed-back", "", |_, _| ":".into());

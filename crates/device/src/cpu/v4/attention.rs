@@ -36,8 +36,6 @@ const BLOCK: usize = 32;
 /// Rows of a sequence that nobody has asked for that are asked for at once, so that they come side by
 /// side; those after them are asked for while these are computed.
 const FIRST: usize = 6;
-/// Token rows of a sequence, one after the other, of which the next finds its rows near.
-const STEADY: usize = 8;
 /// Rows of a tail, at most.
 pub const TAIL_MAX: usize = lockstep_flow::limits::DRAFTS_MAX as usize;
 
@@ -213,7 +211,7 @@ unsafe fn attend_body<V: Lanes>(a: &SinkAttention, row: usize, first: usize, liv
         match (V::ISA, a.together()) {
             (Isa::Avx512, HEADS_MANY) => attend_heads::<V, HEADS_MANY, 1, 2>(a, row, first, live),
             (Isa::Avx512, _) => attend_heads::<V, HEADS_FEW, 1, 4>(a, row, first, live),
-            (_, HEADS_MANY) => attend_heads::<V, HEADS_FEW, 2, 1>(a, row, first, live),
+            (Isa::Avx2, HEADS_MANY) => attend_heads::<V, HEADS_FEW, 2, 1>(a, row, first, live),
             _ => attend_heads::<V, HEADS_FEW, 1, 1>(a, row, first, live),
         }
     }
@@ -246,15 +244,12 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const G: usize, const N: usize>
         }
         let mut queue = Queue::new();
         let (mut now, mut n) = list.block(a, row, 0);
-        let seq = *a.tables.token_seq.add(row);
         // The row before, if it is one of the same sequence, has seen nearly the same.
-        if row == 0 || seq != *a.tables.token_seq.add(row - 1) {
+        if row == 0 || *a.tables.token_seq.add(row) != *a.tables.token_seq.add(row - 1) {
             let (at_once, later) = now[..n].split_at(FIRST.min(n));
             at_once.iter().for_each(|place| fetch_row::<V>(*place, a.dim));
             queue.push(later);
         }
-        // After some of them, this core has.
-        let far = row < STEADY || seq != *a.tables.token_seq.add(row - STEADY);
         for start in (0..list.len()).step_by(BLOCK) {
             let (mut rows, of_block) = (now, n);
             if !a.window_rows.codec.is_plain() {
@@ -264,9 +259,7 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const G: usize, const N: usize>
                 }
             }
             (now, n) = list.block(a, row, start + BLOCK);
-            if far {
-                queue.push(&now[..n]);
-            }
+            queue.push(&now[..n]);
             if n == 0 {
                 after(a, (row, first, heads), live, &mut queue);
             }

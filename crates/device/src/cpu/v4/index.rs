@@ -184,7 +184,8 @@ unsafe fn scores_of<V: Lanes, const N: usize, const T: usize, const K: usize>(
             let mut keys = next;
             next = core::array::from_fn(|k| place(i + LANES + k));
             if !plain {
-                for (k, key) in keys[..(n + 7).min(LANES)].iter_mut().enumerate() {
+                // The last group may take keys past the end, whose totals are not used.
+                for (k, key) in keys[..(n + K - 1).min(LANES)].iter_mut().enumerate() {
                     let to = decoded.add(k * a.dim);
                     // Written before it is read, so that reading it as f32 is sound.
                     core::ptr::write_bytes(to, 0, a.dim);

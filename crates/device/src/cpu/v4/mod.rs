@@ -152,7 +152,9 @@ impl V4Call {
 /// Names the size that they do not take.
 pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
     let lanes = LANES as u32;
-    let index_width = u64::from(s.index_heads) * u64::from(s.index_head_dim);
+    // The kernel takes heads a vector at a time.
+    let index_lanes = u64::from(s.index_heads).next_multiple_of(LANES as u64);
+    let index_width = index_lanes * u64::from(s.index_head_dim);
     let checks = [
         (s.streams <= 4 && s.streams > 0, "hc_mult", s.streams, "1 to 4 residual streams"),
         (s.hidden.is_multiple_of(lanes), "hidden_size", s.hidden, "multiples of 16"),
@@ -185,7 +187,7 @@ pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
             s.index_heads as usize <= index::HEADS_MAX && index_width <= index::WIDTH_MAX as u64,
             "index_n_heads",
             s.index_heads,
-            "up to 64 index heads of 8,192 channels together",
+            "up to 64 index heads of 8,192 channels together, counted in sixteens of heads",
         ),
         (s.o_lora.is_multiple_of(lanes), "o_lora_rank", s.o_lora, "multiples of 16"),
         (s.ffn.is_multiple_of(lanes), "moe_intermediate_size", s.ffn, "multiples of 16"),
@@ -209,4 +211,34 @@ pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Eight index heads of 1,024 channels once passed for 8,192 channels: the kernel takes sixteen
+    /// heads at a time, and wrote past the room for them.
+    #[test]
+    fn index_heads_count_as_whole_vectors() {
+        let shape = |index_heads, index_head_dim| V4Shape {
+            streams: 4,
+            hidden: 64,
+            head_dim: 64,
+            rotary_dim: 16,
+            index_heads,
+            index_head_dim,
+            o_lora: 16,
+            experts: 4,
+            ffn: 64,
+            experts_per_token: 2,
+        };
+        for (heads, dim) in [(64, 128), (16, 512), (1, 512), (17, 256), (32, 256)] {
+            assert_eq!(check_shape(&shape(heads, dim)), Ok(()), "{heads} of {dim}");
+        }
+        for (heads, dim) in [(8, 1024), (1, 1024), (20, 400), (17, 272), (65, 16)] {
+            let refused = check_shape(&shape(heads, dim)).unwrap_err();
+            assert!(refused.asked.contains("index_n_heads"), "{heads} of {dim}: {refused:?}");
+        }
+    }
 }

@@ -57,8 +57,9 @@ fn assert_same(some: &[Vec<f32>; 2], most: &[Vec<f32>; 2], how: &str) {
 
 #[test]
 fn rows_that_share_a_task_have_the_bits_of_rows_alone() {
-    // Widths of a part of a stretch, and of one and a part.
-    for shape in [(4, 64), (2, 48), (3, 16), (1, 32), (4, 320), (3, 352), (1, 1040)] {
+    // Widths of a part of a stretch, of one, of one and a part, and of four.
+    let wide = [(4, 320), (3, 352), (1, 1024), (1, 1040), (4, 1024)];
+    for shape in [(4, 64), (2, 48), (3, 16), (1, 32)].into_iter().chain(wide) {
         for head in [false, true] {
             let want = computed(Isa::Portable, 40, shape, head);
             for isa in isas() {

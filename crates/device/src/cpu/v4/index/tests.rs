@@ -87,11 +87,22 @@ fn scores_of_every_instruction_set_and_split_follow_the_definition() {
         for closed in [1usize, 5, 64, 130, 263] {
             let tokens = (4 * closed).next_multiple_of(32);
             let seed = 100 * n as u32 + closed as u32;
-            // The row before is another sequence's padding to the one that is looked at.
+            // The row before has no key that is closed.
             let (row, rows_max) = (1, 300);
             let q = noise(2 * heads * dim, seed + 1);
             let weights = noise(2 * heads, seed + 2);
-            let keys = noise(tokens / 4 * dim, seed + 3);
+            let mut keys = noise(tokens / 4 * dim, seed + 3);
+            let code = if n % 2 == 0 { RowCode::F32 } else { RowCode::Bf16 };
+            let codec = RowCodec { code, dim };
+            let mut kept = vec![0u32; tokens / 4 * codec.row_bytes() / 4];
+            for (i, key) in keys.chunks_mut(dim).enumerate() {
+                let place = kept.as_mut_ptr().cast::<u8>().wrapping_add(i * codec.row_bytes());
+                // SAFETY: there is room for every key.
+                unsafe {
+                    codec.encode(key, place);
+                    codec.decode(place, key.as_mut_ptr());
+                }
+            }
             let table: Vec<u32> = (0..tokens as u32 / 32).collect();
             let (positions, seqs) = ([0, 4 * closed as u32 - 1], [0, 0]);
             let want: Vec<f32> = keys
@@ -109,11 +120,7 @@ fn scores_of_every_instruction_set_and_split_follow_the_definition() {
                     topk: 0,
                     q: q.as_ptr(),
                     weights: weights.as_ptr(),
-                    keys: PagedRows {
-                        pages: keys.as_ptr().cast_mut().cast(),
-                        codec: RowCodec { code: RowCode::F32, dim },
-                        ratio: 4,
-                    },
+                    keys: PagedRows { pages: kept.as_ptr().cast_mut().cast(), codec, ratio: 4 },
                     tables: Tables {
                         positions: positions.as_ptr(),
                         token_seq: seqs.as_ptr(),
