@@ -332,8 +332,6 @@ impl Core {
     fn stop_grammar(&mut self, request: RequestId, e: MaskError) {
         self.counters.grammar_stopped += u64::from(e.is_of_the_grammar());
         self.abort(request, Failure::Grammar(e));
-        // Perhaps nothing steps after it that would.
-        self.publish();
     }
 
     /// How long a step still waits for masks that have just been begun.

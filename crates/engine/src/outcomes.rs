@@ -52,6 +52,11 @@ impl Core {
         let mut updates = core::mem::take(&mut self.updates);
         loop {
             updates.extend(self.sched.drain_updates());
+            updates.iter().for_each(|update| self.count_update(update));
+            // Whoever learns of a request's end finds it in the status.
+            if updates.iter().any(Update::is_final) {
+                self.publish();
+            }
             for update in updates.drain(..) {
                 self.deliver_one(update, at);
             }
@@ -63,14 +68,21 @@ impl Core {
         self.updates = updates;
     }
 
+    fn count_update(&mut self, update: &Update) {
+        let c = &mut self.counters;
+        match update {
+            Update::Started { cached_tokens, .. } => c.cached_tokens += u64::from(*cached_tokens),
+            Update::Token { .. } => c.generated_tokens += 1,
+            Update::Failed { failure: Failure::Cancelled, .. } => c.cancelled += 1,
+            _ => {}
+        }
+    }
+
     fn deliver_one(&mut self, update: Update, at: Option<usize>) {
         let request = update.request();
         let kind = match update {
             Update::Preempted { .. } => return,
-            Update::Started { cached_tokens, .. } => {
-                self.counters.cached_tokens += u64::from(cached_tokens);
-                EventKind::Started { cached_tokens }
-            }
+            Update::Started { cached_tokens, .. } => EventKind::Started { cached_tokens },
             Update::PromptLogits { logit_row, from, rows, .. } => {
                 let at = at.expect("prompt logits come from a completed step");
                 match self.prompt_entries(request, at, logit_row.index(), from, rows) {
@@ -79,16 +91,12 @@ impl Core {
                 }
             }
             Update::Token { logit_row, token, index, .. } => {
-                self.counters.generated_tokens += 1;
                 let at = at.expect("a token comes from a completed step");
                 let logprob = self.logprob(request, at, logit_row.index(), token);
                 EventKind::Token { token, index, logprob }
             }
             Update::Finished { reason, usage, .. } => EventKind::Finished { reason, usage },
-            Update::Failed { failure, usage, .. } => {
-                self.counters.cancelled += u64::from(failure == Failure::Cancelled);
-                EventKind::Failed { failure, usage }
-            }
+            Update::Failed { failure, usage, .. } => EventKind::Failed { failure, usage },
         };
         let last = kind.is_final();
         let Some(active) = self.active.get_mut(&request) else { return };

@@ -10,13 +10,13 @@ use common::outcome::assert_same;
 use common::{Engine, Probe, Recorder, Rig};
 use lockstep_device::CpuDevice;
 use lockstep_engine::{Handle, LoopTurn};
-use lockstep_flow::status::Health;
+use lockstep_flow::status::{Counters, Health};
 use lockstep_flow::{
     Event, EventKind, EventSink, Failure, FinishReason, Micros, Refusal, Request, RequestId,
     SamplingParams, Token,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 fn probe(prompt: u32, max_tokens: u32) -> Probe {
@@ -317,6 +317,39 @@ fn requests_admitted_while_the_device_fails_end_too() {
     while engine.steps.turn() != LoopTurn::Stopped {}
     assert_each_ended_once(&[first]);
     assert_each_ended_once(&late);
+}
+
+/// A client that looks at the engine's counters as its request ends.
+struct Looking(Handle, Arc<Mutex<Vec<Counters>>>);
+
+impl EventSink for Looking {
+    fn emit(&mut self, event: Event) -> bool {
+        if event.kind.is_final() {
+            self.1.lock().unwrap().push(self.0.status().counters);
+        }
+        true
+    }
+}
+
+/// Whoever asked for the status right after an answer may have found a request that had not ended.
+#[test]
+fn who_learns_of_a_request_s_end_finds_it_counted() {
+    let mut engine = driven(Box::new(|_, _| ()));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for (id, tokens) in [(0, 1), (1, 4), (2, 4), (3, 500)] {
+        let sink = Looking(engine.handle.clone(), seen.clone());
+        engine.handle.submit(probe(9, tokens).request(id), Box::new(sink)).unwrap();
+    }
+    while seen.lock().unwrap().len() < 3 {
+        engine.steps.turn();
+    }
+    engine.handle.cancel(RequestId(3));
+    while seen.lock().unwrap().len() < 4 {
+        engine.steps.turn();
+    }
+    let seen: Vec<_> = seen.lock().unwrap().iter().map(|c| (c.finished, c.cancelled)).collect();
+    // Two end in one step.
+    assert_eq!(seen, [(1, 0), (3, 0), (3, 0), (3, 1)]);
 }
 
 /// A client whose code panics on the step thread.
