@@ -335,11 +335,19 @@ pub struct KnobError {
 
 impl fmt::Display for KnobError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if is_secret(self.name) {
+            return write!(f, "{} (not shown) is not {}", self.name, self.expected);
+        }
         write!(f, "{} is '{}'; it takes {}", self.name, shown(&self.found), self.expected)
     }
 }
 
 impl core::error::Error for KnobError {}
+
+/// Whether a setting of this name holds what nobody but its owner should see.
+pub fn is_secret(name: &str) -> bool {
+    name.ends_with("-key")
+}
 
 /// As much of what somebody wrote as an error shows.
 pub(crate) fn shown(written: &str) -> String {
@@ -457,6 +465,8 @@ mod tests {
             for bad in ["", " ", "a ", "\tb", "a\nb", "\u{0}"] {
                 let e = knob.parse(bad).unwrap_err();
                 assert!(e.to_string().contains("not empty"), "{e}");
+                // A key was once printed.
+                assert!(!is_secret(knob.name) || e.to_string().contains("not shown"), "{e}");
             }
             assert_eq!(knob.parse("a b"), Ok(Value::Text("a b".into())));
         }

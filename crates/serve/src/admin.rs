@@ -138,7 +138,7 @@ fn parse(number: &str) -> Result<u64, ApiError> {
         let shown: String = number.chars().take(40).collect();
         ApiError::field(
             "generation",
-            format!("must be a whole number in digits alone in the path, found '{shown}'"),
+            format!("must be a whole number of 64 bits in the path, in digits alone and without zeros before it; found '{shown}'"),
         )
     })
 }

@@ -8,7 +8,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
-use lockstep_flow::knobs::Value as KnobValue;
+use lockstep_flow::knobs::{Value as KnobValue, is_secret};
 use lockstep_flow::settings::{Setting, Source};
 use lockstep_flow::status::EngineStatus;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ pub async fn model_info(State(app): State<Shared>) -> Json<Value> {
 
 /// Secrets are shown as set or not.
 fn shown(setting: &Setting) -> Value {
-    let secret = setting.knob.name.ends_with("-key");
+    let secret = is_secret(setting.knob.name);
     match &setting.value {
         KnobValue::Text(t) if secret => json!(if t.is_empty() { "" } else { "(set)" }),
         KnobValue::Text(t) => json!(t),

@@ -7,7 +7,7 @@ use lockstep_flow::EngineStatus;
 use lockstep_flow::alarms::{self, Sample};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Seconds of history.
@@ -71,7 +71,9 @@ pub async fn watch(engine: Arc<dyn Engine>, load: Arc<Load>, log_every: Duration
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = present(engine.as_ref());
     let mut raised = Vec::new();
-    let (mut printed, mut printed_at) = (Sample::of(&last), Instant::now());
+    let mut printed = Sample::of(&last);
+    // Counted, since a tick that comes a moment early would put the line off to the next.
+    let mut ticks = 0;
     loop {
         tick.tick().await;
         let now = present(engine.as_ref());
@@ -80,11 +82,12 @@ pub async fn watch(engine: Arc<dyn Engine>, load: Arc<Load>, log_every: Duration
         let alarms = alarms::raised(&now, &load.minute_ago());
         notices::log(&notices::of_alarms(&raised, &alarms));
         load.push(sample);
-        if !log_every.is_zero() && printed_at.elapsed() >= log_every {
+        ticks += 1;
+        if !log_every.is_zero() && ticks >= log_every.as_secs() {
             if sample.counters.decode_steps > printed.counters.decode_steps {
                 tracing::info!("{}", decode_line(&printed, &now));
             }
-            (printed, printed_at) = (sample, Instant::now());
+            (printed, ticks) = (sample, 0);
         }
         (last, raised) = (now, alarms);
     }

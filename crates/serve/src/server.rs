@@ -36,7 +36,7 @@ impl fmt::Display for ServeError {
                     io::ErrorKind::PermissionDenied => {
                         write!(f, "; ports below 1024 need privileges: choose --port")
                     }
-                    _ => write!(f, "; --host names an address of this machine"),
+                    _ => write!(f, "; --host names an address of this machine, --port the port"),
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! What is wrong in a TOML file, for a terminal.
 
+use lockstep_flow::knobs::is_secret;
 use toml_edit::TomlError;
 
 /// Characters of the line that are shown before and behind the place.
@@ -24,6 +25,10 @@ pub fn toml_fault(text: &str, e: &TomlError) -> String {
     }
     let line = before.matches('\n').count() + 1;
     let what = e.message().replace('\n', "; ");
+    let name: String = head.iter().take_while(|c| **c != '=').collect();
+    if name.len() < head.len() && is_secret(name.trim().trim_matches(['"', '\''])) {
+        return format!("line {line}: {what} (the line holds a key, and is not shown)");
+    }
     format!("line {line}, column {}: {what}\n  {shown}\n  {}^", head.len() + 1, " ".repeat(column))
 }
 
@@ -34,6 +39,15 @@ mod tests {
 
     fn fault(text: &str) -> String {
         toml_fault(text, &text.parse::<DocumentMut>().unwrap_err())
+    }
+
+    /// A key whose quote was not closed was once printed.
+    #[test]
+    fn a_line_that_holds_a_key_is_not_shown() {
+        for text in ["[server]\napi-key = \"s3cret\n", "[server]\n \"admin-key\" = s3cret\n"] {
+            let said = fault(text);
+            assert!(!said.contains("s3cret") && said.contains("line 2: "), "{said}");
+        }
     }
 
     /// The error once held the whole line, however long.

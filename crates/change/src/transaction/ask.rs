@@ -7,7 +7,7 @@ use crate::address::{is_here, is_same};
 use crate::backup;
 use crate::clock::{stamp, unix_ms};
 use crate::deployment::{around, front};
-use crate::fault::ChangeError;
+use crate::fault::{ChangeError, ChangeError as E};
 use crate::journal::{Journal, State};
 use crate::lock::Lock;
 use crate::predict::{Finding, Grounds, Prediction, Wish, predict};
@@ -17,6 +17,7 @@ use crate::record::{self, Record};
 use crate::rules;
 use crate::target::{Kind, Launch, Target};
 use crate::web::{Keys, Web};
+use lockstep_check::client::Outcome;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -139,12 +140,14 @@ pub fn resume(
     keys: &Keys,
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
-    settle(records, number, keys, say, |g, silent| {
+    settle(records, number, keys, say, |g, fault| {
         // Flipping starts it anew. One that runs with the new setting may be busy: a single request
-        // that it left unanswered takes nothing back.
+        // that fails takes nothing back, and its operator decides.
         let is_flipped = matches!(g.journal.state(), Some(State::Flipped | State::Watched));
-        let starts = restarts(g) && g.journal.facts("flip").is_some() && !is_flipped;
-        silent.filter(|_| !starts).map_or(Ok(()), Err)
+        let starts = g.journal.facts("flip").is_some() && !is_flipped;
+        let is_gone = |e: &E| matches!(e, E::Unreachable { outcome: Outcome::Connect { .. }, .. });
+        let goes_on = |e: &E| restarts(g) && (starts || is_gone(e));
+        fault.filter(|e| !goes_on(e)).map_or(Ok(()), Err)
     })
 }
 
@@ -159,8 +162,9 @@ pub fn roll_back(
     say: &mut dyn FnMut(&str),
 ) -> Result<Done, ChangeError> {
     let wish = "an operator asked for it".to_owned();
-    settle(records, number, keys, say, |g, silent| {
-        match silent.filter(|_| !restarts(g) && touched(g)) {
+    settle(records, number, keys, say, |g, fault| {
+        let is_silent = |e: &E| matches!(e, E::Silent { .. });
+        match fault.filter(|e| is_silent(e) && !restarts(g) && touched(g)) {
             Some(silent) => Err(silent),
             None => back(g, lever::of(&g.target.launch).as_ref(), &[wish]),
         }
@@ -173,7 +177,8 @@ fn restarts(g: &Ground<'_>) -> bool {
 }
 
 /// Takes a change up that is not over, does `first`, and goes on from there to its end. `first` is
-/// told where the server takes connections and never answers: every step would wait minutes for it.
+/// told why the server does not tell its state now, if it does not: where it takes connections and
+/// never answers, every step would wait minutes for it.
 fn settle(
     records: &Path,
     number: Option<u64>,
@@ -187,8 +192,8 @@ fn settle(
     let (record, target) = unfinished(records, number)?;
     let mut g = ground(&record, &target, keys, say)?;
     (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
-    let silent = Web::first(&g.target.url, keys)?.get("/v1/models").err();
-    first(&mut g, silent.filter(|e| matches!(e, ChangeError::Silent { .. })))?;
+    let fault = readback::read(&Web::first(&g.target.url, keys)?, &target).err();
+    first(&mut g, fault)?;
     finish(&mut g, record.number)
 }
 

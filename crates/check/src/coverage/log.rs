@@ -92,8 +92,16 @@ impl DecodeLog {
                 core::mem::take(&mut *come.lock().unwrap_or_else(PoisonError::into_inner))
             }
         };
+        let begun = self.rest.len();
         self.rest.extend(bytes);
-        let Some(end) = self.rest.iter().rposition(|b| *b == b'\n') else { return Vec::new() };
+        let Some(end) = self.rest[begun..].iter().rposition(|b| *b == b'\n') else {
+            // No line of a decode log is so long.
+            if self.rest.len() as u64 > READ_BYTES_MAX {
+                self.rest.clear();
+            }
+            return Vec::new();
+        };
+        let end = begun + end;
         let whole: Vec<u8> = self.rest.drain(..=end).collect();
         String::from_utf8_lossy(&whole).lines().filter_map(parse).collect()
     }
@@ -203,6 +211,22 @@ mod tests {
         writeln!(file, "Decode batch, #running-req: 3").unwrap();
         log.skip();
         assert_eq!(log.lines(), []);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// What had no line's end was once kept for as long as it came.
+    #[test]
+    fn what_has_no_end_of_a_line_is_not_kept_for_ever() {
+        let path = std::env::temp_dir().join(format!("lockstep-log-long-{}", std::process::id()));
+        let mut file = File::create(&path).unwrap();
+        let mut log = DecodeLog::open(&path).unwrap();
+        for _ in 0..5 {
+            file.write_all(&vec![b'x'; READ_BYTES_MAX as usize / 2]).unwrap();
+            assert_eq!(log.lines(), []);
+            assert!(log.rest.len() as u64 <= READ_BYTES_MAX);
+        }
+        writeln!(file, "\nDecode batch, #running-req: 4, cuda graph: True").unwrap();
+        assert_eq!(log.lines(), [DecodeLine { running: 4, is_captured: Some(true) }]);
         std::fs::remove_file(path).unwrap();
     }
 

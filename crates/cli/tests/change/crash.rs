@@ -3,6 +3,8 @@
 
 use super::{SETTINGS, Site, run};
 use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Lines of a live change's journal: eight states and the intents of staging (4), flipping (7) and
 /// keeping (10).
@@ -105,6 +107,58 @@ fn a_server_that_never_answers_is_named_by_resume_and_rollback() {
     let (code, done, said) = run(&mut site.change(&["rollback"]));
     assert!(code == 0 && done["state"] == "rolled_back", "{code} {done} {said}");
     assert_eq!(site.buckets(), json!([1, 2, 4]));
+}
+
+/// Answers a request with 500.
+fn fail(mut stream: std::net::TcpStream) {
+    stream.set_nonblocking(false).unwrap();
+    let mut asked = Vec::new();
+    while !asked.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        match stream.read(&mut byte) {
+            Ok(1) => asked.extend(byte),
+            _ => return,
+        }
+    }
+    let answer = b"HTTP/1.1 500 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let _ = stream.write_all(answer);
+}
+
+/// A single answer of 500 once noted for good that a change which had passed is rolled back.
+#[test]
+fn a_resumed_change_is_not_taken_back_for_an_answer_that_fails() {
+    let mut site = Site::new("failing-answer", &[]);
+    let mut change = site.set("decode.graph-max-bs=8", &[]);
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", "after-8").output().unwrap();
+    assert_eq!(out.status.code(), None, "{out:?}");
+    let record = site.dir.join(site.log()[0]["record"].as_str().unwrap());
+    let journal = || std::fs::read_to_string(record.join("journal.jsonl")).unwrap();
+    let before = journal();
+    site.stop();
+    let address = site.url.strip_prefix("http://").unwrap();
+    let failing = std::net::TcpListener::bind(address).unwrap();
+    failing.set_nonblocking(true).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                match failing.accept() {
+                    Ok((stream, _)) => fail(stream),
+                    Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
+                }
+            }
+        });
+        let ended = run(&mut site.change(&["resume"]));
+        is_over.store(true, Relaxed);
+        ended
+    });
+    assert!(ended.0 == 8 || ended.0 == 9, "{ended:?}");
+    assert_eq!(journal(), before, "{ended:?}");
+    drop(failing);
+    // With the server, which came up with the old setting, it is settled.
+    site.again();
+    let (code, done, said) = run(&mut site.change(&["resume"]));
+    assert_eq!((code, &done["state"]), (11, &json!("rolled_back")), "{done} {said}");
 }
 
 /// A change that does not pass is killed on its way back: the way back announced (9), done and not
