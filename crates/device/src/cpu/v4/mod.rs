@@ -217,6 +217,18 @@ pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
 mod tests {
     use super::*;
 
+    /// Numbers from -1 on and below 1, that follow from `seed`.
+    pub fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
     /// Eight index heads of 1,024 channels once passed for 8,192 channels: the kernel takes sixteen
     /// heads at a time, and wrote past the room for them.
     #[test]

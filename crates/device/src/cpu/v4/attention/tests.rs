@@ -3,21 +3,11 @@
 use super::super::super::lanes::isas;
 use super::super::super::math::exp;
 use super::super::code::RowCodec;
+use super::super::tests::noise;
 use super::*;
 use lockstep_plan::RowCode;
 
 const ROTARY: usize = 16;
-
-fn noise(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
-}
 
 /// What attention is given: a window of one sequence on a page a block, and compressed rows.
 struct Case {

@@ -1,18 +1,8 @@
 //! Rows together beside rows alone, on every instruction set.
 
 use super::super::super::lanes::isas;
+use super::super::tests::noise;
 use super::*;
-
-fn noise(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state >> 8) as f32 / (1 << 22) as f32 - 2.0
-    };
-    (0..n).map(|_| next()).collect()
-}
 
 /// Normed rows and mixes of a bucket of `rows` rows.
 fn computed(isa: Isa, rows: usize, (streams, dim): (usize, usize), head: bool) -> [Vec<f32>; 2] {

@@ -2,6 +2,7 @@
 
 use super::super::super::lanes::isas;
 use super::super::code::RowCodec;
+use super::super::tests::noise;
 use super::*;
 use lockstep_plan::RowCode;
 
@@ -43,17 +44,6 @@ fn selection_is_that_of_a_stable_sort() {
         want.sort_unstable();
         assert_eq!(selected(&scores, 17), want);
     }
-}
-
-fn noise(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
 }
 
 /// The definition of a score, in scalar code.
