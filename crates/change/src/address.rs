@@ -1,20 +1,22 @@
 //! Addresses of servers: whether they are on this machine, and at which port.
 
+use lockstep_check::client::Target;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
-/// `host:port` of an address; the port may be missing.
-fn authority(url: &str) -> &str {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    rest.split('/').next().unwrap_or_default()
+/// An address as every command reads it. Routers list workers by schemes of their own as well
+/// (`grpc://`): only the host and the port of an address count here.
+fn parsed(url: &str) -> Option<Target> {
+    Target::parse(url.split_once("://").map_or(url, |(_, rest)| rest)).ok()
 }
 
-/// The host of an address, without the brackets of IPv6.
-pub fn host(url: &str) -> &str {
-    let authority = authority(url);
-    match authority.strip_prefix('[') {
-        Some(inner) => inner.split(']').next().unwrap_or_default(),
-        None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
-    }
+/// The host of an address, without the brackets of IPv6; empty where it is none.
+pub fn host(url: &str) -> String {
+    parsed(url).map(|t| t.host().to_owned()).unwrap_or_default()
+}
+
+/// The port of an address, 80 where it names none; `None` where it is no address.
+pub fn port(url: &str) -> Option<u16> {
+    parsed(url).map(|t| t.port())
 }
 
 /// True where a server is on this machine: at loopback, or at an address of its own.
@@ -25,37 +27,34 @@ pub fn is_here(url: &str) -> bool {
     match host.parse::<IpAddr>() {
         Ok(ip) => is_own(ip),
         Err(_) if host == "localhost" => true,
-        Err(_) => (host, 0).to_socket_addrs().is_ok_and(|mut all| all.any(|a| is_own(a.ip()))),
+        Err(_) => {
+            (host.as_str(), 0).to_socket_addrs().is_ok_and(|mut all| all.any(|a| is_own(a.ip())))
+        }
     }
 }
 
 /// The addresses at which a server of this machine may listen to be reached at `url`; empty where
 /// any of them may be meant.
 pub fn addresses(url: &str) -> Vec<IpAddr> {
-    let found = (host(url), 0).to_socket_addrs();
+    let found = (host(url).as_str(), 0).to_socket_addrs();
     found.map(|all| all.map(|a| a.ip()).collect()).unwrap_or_default()
-}
-
-/// The port of an address, where it names one.
-pub fn port(url: &str) -> Option<u16> {
-    authority(url).rsplit_once(':')?.1.parse().ok()
 }
 
 /// True where two addresses may be those of one server: any two of this machine at one port are,
 /// since a server may listen at all of them. [`pick`] tells apart those that are listed together.
 pub fn is_same(a: &str, b: &str) -> bool {
-    let hosts = host(a) == host(b) || (is_here(a) && is_here(b));
-    hosts && port(a).unwrap_or(80) == port(b).unwrap_or(80)
+    let hosts = host(a).eq_ignore_ascii_case(&host(b)) || (is_here(a) && is_here(b));
+    hosts && port(a) == port(b)
 }
 
 /// True where two addresses name one port of one IP address.
 fn is_equal(a: &str, b: &str) -> bool {
     let (host_a, host_b) = (host(a), host(b));
     let is_host = || {
-        let all = resolved(host_b);
-        host_a.eq_ignore_ascii_case(host_b) || resolved(host_a).iter().any(|ip| all.contains(ip))
+        let all = resolved(&host_b);
+        host_a.eq_ignore_ascii_case(&host_b) || resolved(&host_a).iter().any(|ip| all.contains(ip))
     };
-    port(a).unwrap_or(80) == port(b).unwrap_or(80) && is_host()
+    port(a) == port(b) && is_host()
 }
 
 fn resolved(host: &str) -> Vec<IpAddr> {
@@ -112,7 +111,8 @@ mod tests {
     fn addresses_are_taken_apart() {
         assert_eq!(port("http://127.0.0.1:8080/v1"), Some(8080));
         assert_eq!(port("http://[::1]:7"), Some(7));
-        assert_eq!(port("http://host"), None);
+        assert_eq!((port("http://host"), port("a:x")), (Some(80), None));
+        assert_eq!((host("http://[::1]:7/v1"), host("grpc://a:7")), ("::1".into(), "a".into()));
         assert!(is_here("http://localhost:1") && is_here("[::1]:7/v1") && is_here("127.0.0.2:1"));
         // Addresses for documentation (RFC 5737) are nobody's.
         assert!(!is_here("http://192.0.2.7:1") && !is_here("http://198.51.100.1"));

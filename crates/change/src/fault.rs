@@ -20,6 +20,8 @@ pub enum ChangeError {
     Damaged { path: PathBuf },
     /// A journal's line was changed.
     Journal { path: PathBuf, line: usize },
+    /// A record does not tell what became of a change.
+    Broken { record: String, what: String },
     /// A move that the state machine does not have.
     Move { from: Option<State>, to: State },
     /// Another change has the folder of records.
@@ -69,8 +71,13 @@ impl fmt::Display for ChangeError {
             E::Journal { path, line } => write!(
                 f,
                 "line {line} of {} is not as it was written, so what was done is not sure; look \
-                 at the server, then move the record's folder away",
+                 at the server, then `lockstep change close` ends it",
                 path.display()
+            ),
+            E::Broken { record, what } => write!(
+                f,
+                "the record {record} does not tell what became of its change: {what}; look at the \
+                 server and its files, then `lockstep change close {record} --why TEXT` ends it"
             ),
             E::Move { from: Some(from), to } => {
                 write!(f, "a change that is {from} cannot become {to}")

@@ -33,7 +33,7 @@ impl Lock {
 
 /// Where changes of a server meet: one name for every spelling of its address.
 fn of_server(url: &str) -> PathBuf {
-    let here = if is_here(url) { "this machine" } else { host(url) };
+    let here = if is_here(url) { "this machine".to_owned() } else { host(url) };
     let server = digest(format!("{here}:{}", port(url).unwrap_or(80)).as_bytes());
     let user = rustix::process::geteuid().as_raw();
     std::env::temp_dir().join(format!("lockstep-change-{user}-{}.lock", &server[..16]))

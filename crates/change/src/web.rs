@@ -11,6 +11,7 @@ const TIMEOUTS: Timeouts = Timeouts {
     connect: Duration::from_secs(5),
     idle: Duration::from_secs(120),
     total: Duration::from_secs(180),
+    plain: Duration::from_secs(180),
 };
 
 /// How long the first questions may take: nothing is on its way yet that an answer may wait for.
@@ -18,6 +19,7 @@ const FIRST: Timeouts = Timeouts {
     connect: Duration::from_secs(5),
     idle: Duration::from_secs(15),
     total: Duration::from_secs(15),
+    plain: Duration::from_secs(15),
 };
 
 /// A server's operator endpoints, and its API.
@@ -78,6 +80,14 @@ impl Web {
     /// The address cannot be sent.
     pub fn beside(&self, url: &str) -> Result<Web, ChangeError> {
         Web::within(url, &self.keys, self.timeouts)
+    }
+
+    /// The same server for a question whose answer is not waited for as long.
+    ///
+    /// # Errors
+    /// As for [`Web::new`].
+    pub fn hasty(&self) -> Result<Web, ChangeError> {
+        Web::within(&self.url, &self.keys, FIRST)
     }
 
     /// The server's address.

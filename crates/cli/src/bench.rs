@@ -251,7 +251,7 @@ impl OutputArgs {
         table.extend(pairs.iter().map(|(p, r)| bench::compared(p, r).trim_end().to_owned()));
         table.extend(bench::notes(points, pairs));
         table.extend(bench::overhead(points));
-        results.line(&table.join("\n"));
+        results.page(&table.join("\n"), |line| out::is_prose(line).then_some(2));
         results
     }
 }

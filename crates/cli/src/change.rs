@@ -6,7 +6,7 @@ use crate::out;
 use lockstep_change::discover::{Found, discover};
 use lockstep_change::journal::State;
 use lockstep_change::predict::Prediction;
-use lockstep_change::record::{self, Record};
+use lockstep_change::record::{self, Broken, Listing, Record};
 use lockstep_change::target::{FOLDER, Gates, Kind, Launch, Target, Worker};
 use lockstep_change::transaction::{self, Ask, Done};
 use lockstep_change::web::{Keys, Web};
@@ -23,12 +23,14 @@ impl From<ChangeError> for Failure {
             | ChangeError::Setting { .. }
             | ChangeError::Address { .. }
             | ChangeError::Kind { .. } => Exit::Usage,
+            ChangeError::Unreachable { outcome, .. } if !outcome.is_silent() => Exit::Unwell,
             ChangeError::Unreachable { .. } | ChangeError::Silent { .. } => Exit::NoServer,
             ChangeError::Answer { .. } => Exit::Unwell,
             ChangeError::Blocked { .. }
             | ChangeError::Unconfirmed
             | ChangeError::Locked { .. }
             | ChangeError::Unfinished { .. }
+            | ChangeError::Broken { .. }
             | ChangeError::NoRecord { .. } => Exit::NotChanged,
             _ => Exit::Unexpected,
         };
@@ -44,18 +46,43 @@ pub fn run(args: &ChangeArgs) -> Result<Exit, Failure> {
         Some(ChangeCmd::Init(init)) => write_target(args, init),
         Some(ChangeCmd::Log) => log(args, &record::list(records)?),
         Some(ChangeCmd::Show(r)) => show(args, r),
-        Some(ChangeCmd::Undo(r)) => undo(args, r),
+        Some(ChangeCmd::Undo(u)) => {
+            let args = ChangeArgs { dry_run: args.dry_run || u.dry_run, ..args.clone() };
+            undo(&args, &u.record)
+        }
         Some(ChangeCmd::Resume(r)) => {
             let say = &mut |words: &str| say(args.json, words);
-            ended(args, transaction::resume(records, r.number, &keys(args), say)?)
+            let done =
+                transaction::resume(records, r.number, &keys(args), say).map_err(unsettled)?;
+            ended(args, done)
         }
         Some(ChangeCmd::Rollback(r)) => {
             let say = &mut |words: &str| say(args.json, words);
-            let done = transaction::roll_back(records, r.number, &keys(args), say)?;
+            let done = transaction::roll_back(records, r.number, &keys(args), say);
+            let done = done.map_err(unsettled)?;
             ended(args, done).map(|exit| if exit == Exit::RolledBack { Exit::Done } else { exit })
+        }
+        Some(ChangeCmd::Close(c)) => {
+            let why = args.why.as_deref().map(str::trim).filter(|w| !w.is_empty());
+            let why = why.ok_or_else(|| {
+                let words = "the record keeps why a change was closed; say --why TEXT";
+                Failure::new(Exit::Usage, words)
+            })?;
+            let say = &mut |words: &str| say(args.json, words);
+            ended(args, transaction::close(records, c.record.as_deref(), why, say)?)
         }
         None => begin(args, target(args)?, &args.set, None),
     }
+}
+
+/// A change that could not be settled, with what is left where that stays so.
+fn unsettled(e: ChangeError) -> Failure {
+    let mut failure = Failure::from(e);
+    if matches!(failure.exit, Exit::NoServer | Exit::Unwell) {
+        failure.message += "; where that stays so (the server is gone for good), `lockstep change \
+                            close --why TEXT` ends the change and touches nothing";
+    }
+    failure
 }
 
 /// Records name their files by whole paths: one may be resumed from another folder.
@@ -76,7 +103,10 @@ fn target(args: &ChangeArgs) -> Result<Target, Failure> {
         (None, Some(name)) => {
             let path = PathBuf::from(name);
             let by_name = Path::new(FOLDER).join(format!("{name}.toml"));
-            Target::read(if path.is_file() { &path } else { &by_name })?
+            match [path, by_name].into_iter().find(|p| p.is_file()) {
+                Some(path) => Target::read(&path)?,
+                None => return Err(no_target(name)),
+            }
         }
         (None, None) => only_target()?,
     };
@@ -106,19 +136,38 @@ fn gates(args: &ChangeArgs, gates: &mut Gates) {
     check.accept_inconclusive |= args.accept_inconclusive;
 }
 
-fn only_target() -> Result<Target, Failure> {
+/// Files of targets.
+fn targets() -> Vec<PathBuf> {
     let files =
         std::fs::read_dir(FOLDER).into_iter().flatten().filter_map(|f| Some(f.ok()?.path()));
-    let all: Vec<PathBuf> = files.filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
+    let mut all: Vec<PathBuf> =
+        files.filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
+    all.sort();
+    all
+}
+
+fn names(targets: &[PathBuf]) -> String {
+    let name = |p: &PathBuf| p.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    targets.iter().map(name).collect::<Vec<String>>().join(", ")
+}
+
+fn no_target(name: &str) -> Failure {
+    let there = match names(&targets()) {
+        none if none.is_empty() => "`lockstep change init` writes one".to_owned(),
+        all => format!("{FOLDER}/ has {all}"),
+    };
+    let words =
+        format!("--target '{name}': there is neither that file nor {FOLDER}/{name}.toml; {there}");
+    Failure::new(Exit::Usage, words)
+}
+
+fn only_target() -> Result<Target, Failure> {
+    let all = targets();
     match all.as_slice() {
         [one] => Ok(Target::read(one)?),
         [] => Ok(Target::direct("http://127.0.0.1:30001")),
         several => {
-            let names: Vec<String> = several
-                .iter()
-                .map(|p| p.file_stem().unwrap_or_default().to_string_lossy().into_owned())
-                .collect();
-            let words = format!("{FOLDER}/ has {}; say --target NAME", names.join(", "));
+            let words = format!("{FOLDER}/ has {}; say --target NAME", names(several));
             Err(Failure::new(Exit::Usage, words))
         }
     }
@@ -214,26 +263,36 @@ fn ended(args: &ChangeArgs, done: Done) -> Result<Exit, Failure> {
     } else {
         let why =
             if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
-        let word = if state == State::Kept { "kept" } else { "rolled back" };
+        let word = match state {
+            State::Kept => "kept",
+            State::Closed => "closed",
+            _ => "rolled back",
+        };
         out::line(format_args!(
             "change {number} is {word}{why}\n{}",
             folder.join("decision.md").display()
         ));
     }
-    Ok(if state == State::Kept { Exit::Done } else { Exit::RolledBack })
+    Ok(if state == State::RolledBack { Exit::RolledBack } else { Exit::Done })
 }
 
-fn log(args: &ChangeArgs, all: &[Record]) -> Result<Exit, Failure> {
+fn log(args: &ChangeArgs, listing: &Listing) -> Result<Exit, Failure> {
+    let Listing { records: all, broken } = listing;
     if args.json {
         let one = |r: &Record| {
             json!({"number": r.number, "title": r.title, "state": r.state.as_str(), "why": r.why,
                    "target": r.target, "url": r.url, "unix_ms": r.unix_ms, "reasons": r.reasons,
                    "record": r.folder})
         };
-        out::line(Value::from(all.iter().map(one).collect::<Vec<Value>>()));
+        let bad = |b: &Broken| {
+            json!({"number": b.number, "title": b.title, "state": "damaged", "url": b.url,
+                   "reasons": [b.what], "record": b.folder})
+        };
+        let all = all.iter().map(one).chain(broken.iter().map(bad));
+        out::line(Value::from(all.collect::<Vec<Value>>()));
         return Ok(Exit::Done);
     }
-    if all.is_empty() {
+    if all.is_empty() && broken.is_empty() {
         out::line(format_args!("no change in {}", args.records.display()));
     }
     for r in all {
@@ -244,13 +303,22 @@ fn log(args: &ChangeArgs, all: &[Record]) -> Result<Exit, Failure> {
             r.number, r.state, r.target, r.title
         )));
     }
+    for b in broken {
+        let number = b.number.map_or("?".into(), |n| n.to_string());
+        let url = b.url.as_deref().unwrap_or("of a server that cannot be told");
+        out::line(out::harmless(&format!(
+            "{number:>4}  {:<20}  damaged      {url}  {}: {}; `lockstep change close {} --why \
+             TEXT` ends it",
+            "", b.title, b.what, b.name
+        )));
+    }
     Ok(Exit::Done)
 }
 
 fn number(args: &ChangeArgs, r: &RecordArgs) -> Result<Record, Failure> {
     match r.number {
         Some(n) => Ok(record::find(&args.records, n)?),
-        None => record::list(&args.records)?.pop().ok_or_else(|| {
+        None => record::list(&args.records)?.records.pop().ok_or_else(|| {
             Failure::new(Exit::NotChanged, format!("no change in {}", args.records.display()))
         }),
     }

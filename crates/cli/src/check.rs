@@ -217,8 +217,17 @@ fn publish(args: &CheckArgs, finding: &Finding) -> Results {
     if let Some(path) = &args.html {
         results.file(path, &report::html(finding));
     }
-    results.line(&if args.json { json } else { report::summary(finding) });
+    if args.json {
+        results.line(&json);
+    } else {
+        results.page(&report::summary(finding), |line| Some(hang(line)));
+    }
     results
+}
+
+/// Where a line of the summary goes on: its labels are thirteen columns wide.
+fn hang(line: &str) -> usize {
+    if line.starts_with("  ") && !line.starts_with("     ") { 4 } else { 13 }
 }
 
 fn client(args: &CheckArgs) -> Result<Client, Failure> {

@@ -88,18 +88,22 @@ pub fn help() -> String {
     format!("{}\n{}", help_of(&all), interrupted())
 }
 
-/// Columns at which exit codes break, since breaks that the help makes itself know no hang.
+/// Columns at which exit codes break, at most, since breaks that the help makes itself know no hang.
 const HELP_COLUMNS: usize = 80;
+/// And at least.
+const HELP_COLUMNS_MIN: usize = 30;
 
 /// The codes that a command ends with, for its `--help`; beside them any may end with
 /// [`Exit::Done`], [`Exit::Unexpected`] and [`Exit::Usage`].
 pub fn help_of(own: &[Exit]) -> String {
     let of_all = [Exit::Done, Exit::Unexpected, Exit::Usage];
     let occurs = |exit: &Exit| of_all.contains(exit) || own.contains(exit);
+    let columns = crate::out::columns().unwrap_or(HELP_COLUMNS);
+    let columns = columns.clamp(HELP_COLUMNS_MIN, HELP_COLUMNS);
     let lines = TABLE.iter().filter(|(exit, _)| occurs(exit));
     let lines = lines.map(|(exit, meaning)| {
         let line = format!("  {:>3}  {meaning}", *exit as u8);
-        format!("\n{}", crate::out::wrap(&line, HELP_COLUMNS, 7))
+        format!("\n{}", crate::out::wrap(&line, columns, 7))
     });
     format!("Exit codes:{}", lines.collect::<String>())
 }

@@ -28,14 +28,15 @@ mod settings;
 mod status;
 
 use args::{Cli, Cmd, PlanCmd, PullArgs, VersionArgs};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use exit::{Exit, Failure};
 use pull::Store;
 use serde_json::json;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(asked(std::env::args_os().collect())) {
         Ok(cli) => cli,
         Err(e) => return misused(&e),
     };
@@ -62,6 +63,17 @@ fn main() -> ExitCode {
         }
     };
     ExitCode::from(exit as u8)
+}
+
+/// The command line. `help --help` asks for help, which is what `help` gives.
+fn asked(mut words: Vec<OsString>) -> Vec<OsString> {
+    let [_, commands @ .., help, flag] = words.as_slice() else { return words };
+    let root = Cli::command();
+    let known = commands.iter().try_fold(&root, |at, word| at.find_subcommand(word));
+    if help == "help" && (flag == "--help" || flag == "-h") && known.is_some() {
+        words.pop();
+    }
+    words
 }
 
 /// Help and version are what was asked for; anything else is an error, for machines as JSON too.

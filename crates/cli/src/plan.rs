@@ -13,7 +13,7 @@ pub fn show(args: &PlanShowArgs) -> Result<Exit, Failure> {
     if args.json {
         out::line(&shown.json);
     } else {
-        out::line(shown.text.trim_end());
+        out::page(shown.text.trim_end(), 6);
     }
     // The plan is out by now: where machines read it there is no second document.
     if let Some(path) = &args.svg

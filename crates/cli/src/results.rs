@@ -22,6 +22,11 @@ impl Results {
         }
     }
 
+    /// Prints a page for people, no wider than the terminal; `hang` as for [`out::fitted`].
+    pub fn page(&mut self, text: &str, hang: impl Fn(&str) -> Option<usize>) {
+        self.line(&out::fitted(text.trim_end(), hang));
+    }
+
     /// Writes a file, or standard output where it is `-`.
     pub fn file(&mut self, path: &Path, text: &str) {
         if path == Path::new("-") {

@@ -146,12 +146,14 @@ fn signals(loading: Arc<AtomicBool>) -> Result<impl Future<Output = ()> + Send +
         };
         next().await;
         if loading.load(Ordering::SeqCst) {
+            tracing::info!("stopped: a signal came while it was loading");
             std::process::exit(i32::from(Exit::Done as u8));
         }
         // Nobody waits any more only where the server has ended by itself.
         notify::manager("STOPPING=1");
         let _ = first.send(());
         next().await;
+        tracing::warn!("stopped: a second signal ends it at once, with whatever was running");
         std::process::exit(i32::from(INTERRUPTED));
     });
     Ok(async move {

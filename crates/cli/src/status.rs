@@ -34,11 +34,7 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
 }
 
 fn once(args: &StatusArgs) -> Result<Exit, Failure> {
-    let answer = http::get(&args.url, "/server_info", args.api_key.as_deref()).map_err(|e| {
-        let exit =
-            if matches!(e, http::GetError::Url { .. }) { Exit::Usage } else { Exit::NoServer };
-        Failure::new(exit, e)
-    })?;
+    let answer = http::get(&args.url, "/server_info", args.api_key.as_deref())?;
     let info: Value = serde_json::from_slice(&answer.body).unwrap_or(Value::Null);
     if answer.status != 200 {
         let said = info["error"]["message"].as_str().unwrap_or("no reason given");

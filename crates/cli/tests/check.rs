@@ -123,6 +123,34 @@ fn a_report_that_cannot_be_written_loses_neither_the_verdict_nor_the_other() {
     assert!(std::fs::read_to_string(page).unwrap().contains("<svg"));
 }
 
+/// What was found: of a server that was killed under load it was said that it tells nothing of its
+/// batches, and that its metrics should be turned on.
+#[test]
+fn a_server_that_goes_away_under_load_is_said_to_have_gone() {
+    let server = serve("gone");
+    let child = Command::new(lockstep())
+        .args(["check", server.url(), "--kinds", "report", "--max-tokens", "200", "--json"])
+        .args(["--sessions", "8", "--rounds", "2", "--timeout", "20"])
+        .current_dir(temp_dir("gone-out"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Alone there is one request at a time.
+    common::wait_until("a load", || {
+        server.status()["lockstep"]["engine"]["running"].as_u64() > Some(1)
+    });
+    let pid = server.child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "KILL", &pid]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    let found = report(&out);
+    assert_eq!(out.status.code(), Some(2), "{found:#}");
+    let why = found["why"].to_string();
+    assert!(why.contains("the server went away under load (no connection: "), "{why}");
+    assert!(why.contains("s into the load, "), "{why}");
+    assert!(!why.contains("turn its metrics on"), "{why}");
+    assert_eq!(found["coverage"]["source"], "exactly", "{found:#}");
+}
+
 /// What was found: nothing was said for as long as an answer may take, five minutes by default.
 #[test]
 fn a_server_that_never_answers_is_named_by_check_and_bench() {

@@ -52,6 +52,9 @@ fn help_is_a_command_with_topics() {
     assert_eq!(lines(&["help"]), lines(&["--help"]));
     assert_eq!(lines(&["help", "status"]), lines(&["status", "--help"]));
     assert_eq!(lines(&["help", "plan", "show"]), lines(&["plan", "show", "--help"]));
+    // `help --help` was once an unrecognized subcommand.
+    assert_eq!(lines(&["help", "--help"]), lines(&["help"]));
+    assert_eq!(lines(&["plan", "help", "-h"]), lines(&["plan", "help"]));
     let out = run(&dir, &["help", "nothing"], &[]);
     assert!(out.status.code() == Some(2) && words(&out).contains("nothing"), "{}", words(&out));
 }
@@ -367,7 +370,7 @@ fn status_tells_no_server_from_an_unwell_one() {
         ("HTTP/1.0 503 Unavailable\r\n\r\n{\"error\": {\"message\": \"draining\"}}", 9),
         ("HTTP/1.0 200 OK\r\n\r\n{\"model_path\": \"x\"}", 9),
         ("HTTP/1.0 200 OK\r\n\r\nhello", 9),
-        ("SSH-2.0-nothing\r\n", 8),
+        ("SSH-2.0-nothing\r\n", 9),
         (
             "HTTP/1.0 200 OK\r\n\r\n{\"lockstep\": {\"engine\": {\"health\": \"serving\", \
              \"running\": 3, \"running_max\": 8}}}",

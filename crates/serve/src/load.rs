@@ -8,6 +8,7 @@ use lockstep_flow::alarms::{self, Sample};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Seconds of history.
@@ -64,9 +65,14 @@ impl Load {
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Keeps the history current, logs what has changed and prints the decode line. Runs until it is
-/// dropped.
-pub async fn watch(engine: Arc<dyn Engine>, load: Arc<Load>, log_every: Duration) {
+/// Keeps the history current, logs what has changed and prints the decode line. Runs until `ended`
+/// is there or its sender gone; then comes the line of what was since the last one.
+pub async fn watch(
+    engine: Arc<dyn Engine>,
+    load: Arc<Load>,
+    log_every: Duration,
+    mut ended: oneshot::Receiver<()>,
+) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = present(engine.as_ref());
@@ -74,16 +80,23 @@ pub async fn watch(engine: Arc<dyn Engine>, load: Arc<Load>, log_every: Duration
     let mut printed = Sample::of(&last);
     // Counted, since a tick that comes a moment early would put the line off to the next.
     let mut ticks = 0;
-    loop {
-        tick.tick().await;
+    let mut is_over = false;
+    while !is_over {
+        tokio::select! {
+            _ = tick.tick() => {}
+            _ = &mut ended => is_over = true,
+        }
         let now = present(engine.as_ref());
         let sample = Sample::of(&now);
         notices::log(&notices::between(&last, &now));
         let alarms = alarms::raised(&now, &load.minute_ago());
-        notices::log(&notices::of_alarms(&raised, &alarms));
+        if !is_over {
+            // That it drains is no news of a server that has ended.
+            notices::log(&notices::of_alarms(&raised, &alarms));
+        }
         load.push(sample);
         ticks += 1;
-        if !log_every.is_zero() && ticks >= log_every.as_secs() {
+        if !log_every.is_zero() && (is_over || ticks >= log_every.as_secs()) {
             if sample.counters.decode_steps > printed.counters.decode_steps {
                 tracing::info!("{}", decode_line(&printed, &now));
             }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 /// Why a server does not begin or go on.
@@ -84,7 +85,8 @@ impl Bound {
         let drain = Duration::from_secs(s.number("server.drain-timeout"));
         let log_every = Duration::from_secs(s.number("server.log-interval"));
         let connections_max = s.number("server.max-connections") as usize;
-        let watch = load::watch(Arc::clone(&engine), Arc::clone(&app.load), log_every);
+        let (ended, over) = oneshot::channel();
+        let watch = load::watch(Arc::clone(&engine), Arc::clone(&app.load), log_every, over);
         let watch = tokio::spawn(watch);
         let stop = async {
             stop.await;
@@ -102,8 +104,12 @@ impl Bound {
         };
         let router = router::router(Arc::clone(&app));
         let drained = listen::serve(self.listener, router, connections_max, stop, cut).await;
-        watch.abort();
         end(engine).await;
+        // It has the last word, on all that was.
+        let _ = ended.send(());
+        if let Err(e) = watch.await {
+            tracing::error!("watching the load panicked: {e}");
+        }
         drained
     }
 }

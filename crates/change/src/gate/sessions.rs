@@ -150,6 +150,7 @@ mod tests {
             buckets: seen.iter().map(bucket).collect(),
             peak_running: 20,
             decode_steps: None,
+            gone: None,
             is_log_silent: false,
             notes: Vec::new(),
         }

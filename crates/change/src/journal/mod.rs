@@ -88,7 +88,7 @@ impl Journal {
     /// It cannot be read, or a line before the last is not as it was written.
     pub fn open(folder: &Path) -> Result<Journal, ChangeError> {
         let path = folder.join(FILE);
-        let (records, whole, sum) = read(&path)?;
+        let (records, whole, sum) = whole_lines(&path)?;
         let fault = |why| ChangeError::Write { path: path.clone(), why };
         let file = OpenOptions::new().append(true).open(&path).map_err(fault)?;
         if file.metadata().map_err(fault)?.len() > whole {
@@ -102,7 +102,15 @@ impl Journal {
     /// # Errors
     /// As for [`Journal::open`].
     pub fn read(folder: &Path) -> Result<Vec<Record>, ChangeError> {
-        read(&folder.join(FILE)).map(|(records, _, _)| records)
+        whole_lines(&folder.join(FILE)).map(|(records, _, _)| records)
+    }
+
+    /// The lines of a journal up to the first that is not as it was written, and which that is.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn legible(folder: &Path) -> Result<(Vec<Record>, Option<usize>), ChangeError> {
+        read(&folder.join(FILE)).map(|read| (read.records, read.damage))
     }
 
     /// Its lines.
@@ -207,13 +215,33 @@ fn checksum(before: &str, body: &str) -> String {
     hex[..SUM_DIGITS].to_owned()
 }
 
+/// What a file holds of a journal.
+struct Legible {
+    records: Vec<Record>,
+    /// Bytes that its whole lines take.
+    whole: u64,
+    /// The last one's checksum.
+    sum: String,
+    /// The first line that is not as it was written.
+    damage: Option<usize>,
+}
+
 /// Whole lines, the bytes that they take, and the last one's checksum.
-fn read(path: &Path) -> Result<(Vec<Record>, u64, String), ChangeError> {
+fn whole_lines(path: &Path) -> Result<(Vec<Record>, u64, String), ChangeError> {
+    let read = read(path)?;
+    match read.damage {
+        None => Ok((read.records, read.whole, read.sum)),
+        Some(line) => Err(ChangeError::Journal { path: path.into(), line }),
+    }
+}
+
+fn read(path: &Path) -> Result<Legible, ChangeError> {
     let fault = |why| ChangeError::Read { path: path.into(), why };
     let mut text = Vec::new();
     let file = File::open(path).map_err(fault)?;
     file.take(BYTES_MAX).read_to_end(&mut text).map_err(fault)?;
     let (mut records, mut whole, mut sum) = (Vec::new(), 0u64, String::new());
+    let mut damage = None;
     let mut lines = text.split_inclusive(|b| *b == b'\n').enumerate().peekable();
     while let Some((at, line)) = lines.next() {
         let expected = records.last().map_or(0, |r: &Record| r.seq) + 1;
@@ -225,10 +253,13 @@ fn read(path: &Path) -> Result<(Vec<Record>, u64, String), ChangeError> {
             }
             // Only the last line can be torn; a bad one before it was changed by somebody.
             None if lines.peek().is_none() => break,
-            None => return Err(ChangeError::Journal { path: path.into(), line: at + 1 }),
+            None => {
+                damage = Some(at + 1);
+                break;
+            }
         }
     }
-    Ok((records, whole, sum))
+    Ok(Legible { records, whole, sum, damage })
 }
 
 /// A line with its newline and a checksum that fits, or nothing.
@@ -323,7 +354,7 @@ mod tests {
         let (dir, _) = written("journal-clock");
         let body =
             json!({"seq": 4, "unix_ms": 1, "kind": "state", "word": "backed_up", "facts": {}});
-        let (_, _, sum) = read(&dir.join(FILE)).unwrap();
+        let (_, _, sum) = whole_lines(&dir.join(FILE)).unwrap();
         let body = body.to_string();
         let line = format!("{},\"sum\":\"{}\"}}\n", &body[..body.len() - 1], checksum(&sum, &body));
         let mut file = OpenOptions::new().append(true).open(dir.join(FILE)).unwrap();

@@ -23,11 +23,13 @@ pub enum State {
     Kept,
     /// The old setting runs, which was verified.
     RolledBack,
+    /// Whether the old setting runs or the new one is not known; an operator closed it.
+    Closed,
 }
 
 impl State {
     /// Every state in order.
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::Proposed,
         State::Checked,
         State::BackedUp,
@@ -37,6 +39,7 @@ impl State {
         State::Watched,
         State::Kept,
         State::RolledBack,
+        State::Closed,
     ];
 
     /// The word in the journal.
@@ -51,6 +54,7 @@ impl State {
             State::Watched => "watched",
             State::Kept => "kept",
             State::RolledBack => "rolled_back",
+            State::Closed => "closed",
         }
     }
 
@@ -59,17 +63,17 @@ impl State {
         State::ALL.into_iter().find(|s| s.as_str() == word)
     }
 
-    /// One step on, or back from anything that is not over.
+    /// One step on, or back from anything that is not over, or closed.
     pub fn may_become(self, next: State) -> bool {
         match next {
-            State::RolledBack => !self.is_over(),
+            State::RolledBack | State::Closed => !self.is_over(),
             next => !self.is_over() && next as u8 == self as u8 + 1,
         }
     }
 
     /// True where nothing is left to be done.
     pub const fn is_over(self) -> bool {
-        matches!(self, State::Kept | State::RolledBack)
+        matches!(self, State::Kept | State::RolledBack | State::Closed)
     }
 }
 
@@ -87,8 +91,8 @@ mod tests {
     fn a_change_goes_one_state_at_a_time_or_back() {
         let legal = State::ALL.iter().flat_map(|a| State::ALL.iter().map(move |b| (*a, *b)));
         let legal: Vec<_> = legal.filter(|(a, b)| a.may_become(*b)).collect();
-        // Seven steps on, and back from each of the seven states that are not over.
-        assert_eq!(legal.len(), 7 + 7);
+        // Seven steps on; each of the seven states that are not over may go back or be closed.
+        assert_eq!(legal.len(), 7 + 7 + 7);
         assert!(State::Watched.may_become(State::Kept));
         assert!(!State::Flipped.may_become(State::Kept), "nothing is kept unwatched");
         for s in State::ALL {

@@ -27,6 +27,12 @@ fn mib(v: &Value) -> String {
 
 /// The decision in one line.
 pub fn verdict(whole: &Value) -> String {
+    let closed = facts(whole, "closed");
+    if !closed.is_null() {
+        let reasons: Vec<String> = list(&closed["reasons"]).map(plain).collect();
+        let was = plain(&closed["was"]);
+        return format!("Closed by hand, {was}: {}.", reasons.join("; "));
+    }
     let back = facts(whole, "rolled_back");
     if !back.is_null() {
         let reasons: Vec<String> = list(&back["reasons"]).map(plain).collect();
@@ -85,6 +91,11 @@ pub fn markdown(whole: &Value) -> String {
 
 fn undo(whole: &Value) -> String {
     let number = &facts(whole, "proposed")["number"];
+    if !facts(whole, "closed").is_null() {
+        return "Whether the old setting runs or the new one was not known when it was closed: \
+                look at the server."
+            .into();
+    }
     if facts(whole, "kept").is_null() {
         return "There is nothing to undo: the old setting runs.".into();
     }

@@ -1,8 +1,11 @@
 //! Records of changes: what is on disk of each, and the pages made from it.
 
+mod broken;
 mod decision;
 mod page;
 mod render;
+
+pub use broken::Broken;
 
 use crate::fault::ChangeError;
 use crate::journal::{self, Journal, State};
@@ -45,44 +48,72 @@ pub struct Record {
     pub downtime_seconds: Option<f64>,
 }
 
-/// Every record, in order. A folder without a first line of a journal is none.
+/// What a folder of records holds.
+#[derive(Default, Debug)]
+pub struct Listing {
+    /// Every record, in order.
+    pub records: Vec<Record>,
+    /// Those whose journal does not tell what became of the change, by their names.
+    pub broken: Vec<Broken>,
+}
+
+impl Listing {
+    /// A number that no record has.
+    pub fn next_number(&self) -> u64 {
+        let broken = self.broken.iter().filter_map(|b| b.number);
+        self.records.iter().map(|r| r.number).chain(broken).max().unwrap_or(0) + 1
+    }
+}
+
+/// Every record. A folder in which nothing was begun is none; one bad file is no reason to leave out
+/// the others.
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn list(records: &Path) -> Result<Vec<Record>, ChangeError> {
+pub fn list(records: &Path) -> Result<Listing, ChangeError> {
     let folders = match std::fs::read_dir(records) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Listing::default()),
         other => other.map_err(|why| ChangeError::Read { path: records.into(), why })?,
     };
-    let mut all = Vec::new();
-    for folder in folders.filter_map(|f| Some(f.ok()?.path())) {
-        if folder.join(journal::FILE).is_file()
-            && let Some(record) = read(&folder)?
-        {
-            all.push(record);
+    let mut all = Listing::default();
+    for folder in folders.filter_map(|f| Some(f.ok()?.path())).filter(|f| f.is_dir()) {
+        match broken::look(&folder) {
+            Some(broken) => all.broken.push(broken),
+            None => all.records.extend(read(&folder)?),
         }
     }
-    all.sort_by_key(|r: &Record| r.number);
+    all.records.sort_by_key(|r: &Record| r.number);
+    all.broken.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(all)
 }
 
 /// The record with a number.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or its journal does not tell.
 pub fn find(records: &Path, number: u64) -> Result<Record, ChangeError> {
     let asked = format!("no change {number}");
-    let found = list(records)?.into_iter().find(|r| r.number == number);
-    found.ok_or(ChangeError::NoRecord { asked, records: records.into() })
+    let all = list(records)?;
+    if let Some(found) = all.records.into_iter().find(|r| r.number == number) {
+        return Ok(found);
+    }
+    match all.broken.into_iter().find(|b| b.number == Some(number)) {
+        Some(broken) => Err(broken.into()),
+        None => Err(ChangeError::NoRecord { asked, records: records.into() }),
+    }
 }
 
 fn read(folder: &Path) -> Result<Option<Record>, ChangeError> {
+    if !folder.join(journal::FILE).is_file() {
+        return Ok(None);
+    }
     let lines = Journal::read(folder)?;
     let Some(first) = lines.first() else { return Ok(None) };
     let of = |word: &str| lines.iter().rev().find(|l| l.word == word).map(|l| &l.facts);
     let f = &first.facts;
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
-    let reasons = of("rolled_back").or(of("roll_back")).and_then(|f| f["reasons"].as_array());
+    let back = of("closed").or(of("rolled_back")).or(of("roll_back"));
+    let reasons = back.and_then(|f| f["reasons"].as_array());
     let before = f["before"].as_object().into_iter().flatten();
     let prediction = read_json(folder, "prediction.json");
     let predicted = prediction["memory"]["staging_bytes"].as_u64();

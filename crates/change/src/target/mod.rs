@@ -9,6 +9,7 @@ pub use worker::Worker;
 use crate::edit::toml_fault;
 use crate::fault::ChangeError;
 use core::ops::RangeInclusive;
+use lockstep_check::client::Target as Address;
 use std::path::{Path, PathBuf};
 use toml_edit::{DocumentMut, Item, TableLike};
 
@@ -228,8 +229,8 @@ impl Reader<'_> {
                     format!("kind is '{word}'; it takes {}", all.join(", "))
                 })?;
             }
-            "url" => t.url = text(name, item)?,
-            "router" => t.router = Some(text(name, item)?),
+            "url" => t.url = url(name, item)?,
+            "router" => t.router = Some(url(name, item)?),
             "workers" => t.workers = worker::read(item)?,
             "config" => t.config = Some(text(name, item)?.into()),
             "launch.method" => self.method = text(name, item)?,
@@ -292,6 +293,13 @@ impl Reader<'_> {
 fn text(name: &str, item: &Item) -> Result<String, String> {
     let text = item.as_str().filter(|t| !t.is_empty());
     text.map(str::to_owned).ok_or_else(|| format!("{name} takes text"))
+}
+
+/// An address, as the client reads it.
+fn url(name: &str, item: &Item) -> Result<String, String> {
+    let url = text(name, item)?;
+    Address::parse(&url).map_err(|e| format!("{name}: {e}"))?;
+    Ok(url)
 }
 
 fn count(name: &str, item: &Item, max: u64) -> Result<u64, String> {
@@ -433,6 +441,8 @@ mod tests {
         assert!(said("url = \"a:1\"\n[gate]\nrounds = 1\n").contains("'gate.rounds' is no key"));
         assert!(said("url = \"a:1\"\n[launch]\nmethod = \"script\"\n").contains("launch.path"));
         assert!(said("[launch]\nmethod = \"unknown\"\n").contains("url is missing"));
+        assert!(said("url = \"u:secret@a:1\"\n").contains("url: '...@a:1' has a user"));
+        assert!(said("url = \"a:1\"\nrouter = \"https://a\"\n").contains("router: "));
         let workers = |text: &str| said(&format!("url = \"a:1\"\n{text}"));
         assert!(workers("workers = [1]\n").contains("workers takes tables"));
         assert!(workers("[[workers]]\nrole = \"decode\"\n").contains("workers.url is missing"));

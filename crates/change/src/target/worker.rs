@@ -1,6 +1,7 @@
 //! Another worker behind the same router.
 
 use super::text;
+use crate::address;
 use toml_edit::{ArrayOfTables, Item, Table, TableLike, Value};
 
 /// Where a worker is, and what it does.
@@ -39,7 +40,11 @@ fn one(table: &dyn TableLike) -> Result<Worker, String> {
         let all = Worker::ROLES.join(", ");
         return Err(format!("workers.role is '{role}'; it takes {all}"));
     }
-    Ok(Worker { url: text("workers.url", url)?, role })
+    let url = text("workers.url", url)?;
+    if address::port(&url).is_none() {
+        return Err("workers.url takes the address of a worker (http://HOST:PORT)".into());
+    }
+    Ok(Worker { url, role })
 }
 
 /// As `[[workers]]`.

@@ -13,7 +13,7 @@ use crate::lock::Lock;
 use crate::predict::{Finding, Grounds, Prediction, Wish, predict};
 use crate::process;
 use crate::readback::{self, Readback};
-use crate::record::{self, Record};
+use crate::record::{self, Broken, Record};
 use crate::rules;
 use crate::target::{Kind, Launch, Target};
 use crate::web::{Keys, Web};
@@ -74,7 +74,7 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
     let first = Web::first(&ask.target.url, &ask.keys)?;
     // Before anything else, also where no server answers: an earlier change may be why.
     let may_be_taken = !ask.dry_run && ask.records.is_dir();
-    let taken = may_be_taken.then(|| take(&ask.records, &ask.target.url)).transpose()?;
+    let taken = may_be_taken.then(|| take(&ask.records, &ask.target.url, ask.say)).transpose()?;
     let r = readback::read(&first, &ask.target)?;
     let wishes = wishes(&ask, &r)?;
     let mut target = ask.target.absolute();
@@ -84,7 +84,7 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
     let grounds = grounds(&first, &target, &r, &wishes, &ask.records)?;
     let mut prediction = predict(&target, &r, &wishes, &grounds);
     if ask.dry_run {
-        if let Err(unfinished) = refuse_unfinished(&ask.records, &target.url) {
+        if let Err(unfinished) = refuse_unfinished(&ask.records, &target.url, ask.say) {
             let words = format!("{unfinished}, unless it goes on right now");
             let (id, source) = ("unfinished".into(), "the folder of records".into());
             prediction.findings.insert(0, Finding { id, words, source, blocks: true });
@@ -95,12 +95,15 @@ pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
     if !reasons.is_empty() {
         return Err(ChangeError::Blocked { reasons });
     }
-    let _lock = taken.map_or_else(|| take(&ask.records, &target.url), Ok)?;
+    let _lock = match taken {
+        Some(lock) => lock,
+        None => take(&ask.records, &target.url, ask.say)?,
+    };
     let web = Web::new(&target.url, &ask.keys)?;
     if !(ask.confirm)(&prediction) {
         return Err(ChangeError::Unconfirmed);
     }
-    let number = record::list(&ask.records)?.iter().map(|r| r.number).max().unwrap_or(0) + 1;
+    let number = record::list(&ask.records)?.next_number();
     let title = title(&wishes);
     let folder = folder(&ask.records, &title)?;
     let journal = Journal::create(&folder)?;
@@ -193,6 +196,13 @@ fn settle(
     let mut g = ground(&record, &target, keys, say)?;
     (g.say)(&format!("change {}: {}, which is {}", record.number, record.title, record.state));
     let fault = readback::read(&Web::first(&g.target.url, keys)?, &target).err();
+    // The command line names no server here: the one at the record's address is another one now.
+    let fault = fault.map(|e| match e {
+        E::Kind { url, found } => {
+            E::Answer { url, what: format!("{found} answers there, and no Lockstep server") }
+        }
+        e => e,
+    });
     first(&mut g, fault)?;
     finish(&mut g, record.number)
 }
@@ -253,7 +263,7 @@ fn grounds(
         }
         _ => None,
     };
-    let earlier = record::list(records)?;
+    let earlier = record::list(records)?.records;
     let of_kind = earlier.iter().filter(|e| e.kind == target.kind.as_str());
     let past = of_kind.filter_map(|e| e.predicted_and_measured).collect();
     let same = earlier.iter().filter(|e| is_same(&e.url, &target.url));
@@ -320,15 +330,31 @@ fn folder(records: &Path, title: &str) -> Result<PathBuf, ChangeError> {
 }
 
 /// Makes this the only change of a server, where none before it is unsettled.
-fn take(records: &Path, url: &str) -> Result<Lock, ChangeError> {
+fn take(records: &Path, url: &str, say: &mut dyn FnMut(&str)) -> Result<Lock, ChangeError> {
     let lock = Lock::take(records, url)?;
-    refuse_unfinished(records, url)?;
+    refuse_unfinished(records, url, say)?;
     Ok(lock)
 }
 
-fn refuse_unfinished(records: &Path, url: &str) -> Result<(), ChangeError> {
+/// Refuses where a change of this server is not over, or does not tell whether it is. Records of
+/// other servers are in nobody's way, but one that is damaged is said.
+fn refuse_unfinished(
+    records: &Path,
+    url: &str,
+    say: &mut dyn FnMut(&str),
+) -> Result<(), ChangeError> {
     let all = record::list(records)?;
-    match all.into_iter().find(|r| is_same(&r.url, url) && !r.state.is_over()) {
+    for broken in all.broken {
+        match &broken.url {
+            Some(of) if is_same(of, url) => return Err(broken.into()),
+            Some(_) => {}
+            None => say(&format!(
+                "{}; which server it was of cannot be told, and this change goes on",
+                ChangeError::from(broken)
+            )),
+        }
+    }
+    match all.records.into_iter().find(|r| is_same(&r.url, url) && !r.state.is_over()) {
         Some(r) => {
             Err(ChangeError::Unfinished { record: r.name, number: r.number, state: r.state })
         }
@@ -338,7 +364,12 @@ fn refuse_unfinished(records: &Path, url: &str) -> Result<(), ChangeError> {
 
 fn unfinished(records: &Path, number: Option<u64>) -> Result<(Record, Target), ChangeError> {
     let fits = |r: &Record| !r.state.is_over() && number.is_none_or(|n| n == r.number);
-    let found = record::list(records)?.into_iter().rev().find(fits);
+    let all = record::list(records)?;
+    let found = all.records.into_iter().rev().find(fits);
+    let is_meant = |b: &Broken| number.is_none_or(|n| b.number == Some(n));
+    if let Some(broken) = all.broken.into_iter().find(|b| found.is_none() && is_meant(b)) {
+        return Err(broken.into());
+    }
     let asked = number
         .map_or("no change that is not over".into(), |n| format!("no change {n} that is not over"));
     let record = found.ok_or(ChangeError::NoRecord { asked, records: records.into() })?;

@@ -1,6 +1,7 @@
 //! A change as a transaction: states, each announced in the journal, and back from any of them.
 
 mod ask;
+mod close;
 mod lever;
 mod live;
 mod restart;
@@ -8,6 +9,7 @@ mod steps;
 mod units;
 
 pub use ask::{Ask, Done, begin, resume, roll_back, write_target};
+pub use close::close;
 pub use live::pending_file;
 
 use crate::address::is_here;

@@ -252,10 +252,18 @@ fn take_out(g: &mut Ground<'_>) -> Result<Option<(Web, Entry)>, ChangeError> {
         let entry = known.ok_or_else(|| not_listed(g))?;
         return Ok(Some((router, entry)));
     };
-    found.entry.forget(&models(&g.web));
+    // One that is mute is not waited for: what it would tell is only left out of its entry.
+    let hasty = g.web.hasty()?;
+    let models = models(&hasty);
+    let is_mute = matches!(models, Err(ChangeError::Silent { .. }));
+    if let Err(e) = &models {
+        (g.say)(&format!("it does not tell its models: {e}"));
+    }
+    found.entry.forget(&models.unwrap_or_default());
     g.journal.append(&Line::Intent("drain"), found.entry.to_json())?;
     (g.say)(&format!("draining through {url}"));
-    let is_idle = router::drain(&router, &g.web, &found, DRAIN_PATIENCE)?;
+    let worker = if is_mute { &hasty } else { &g.web };
+    let is_idle = router::drain(&router, worker, &found, DRAIN_PATIENCE)?;
     if !is_idle {
         (g.say)("it does not tell that it is idle; it is restarted all the same");
     }
@@ -268,11 +276,11 @@ fn drained(g: &Ground<'_>) -> Option<Entry> {
     g.journal.facts("drain").and_then(Entry::from_json)
 }
 
-/// The names of a worker's models; none where it does not answer.
-fn models(worker: &Web) -> Vec<String> {
-    let all = worker.get_json("/v1/models").unwrap_or_default();
+/// The names of a worker's models.
+fn models(worker: &Web) -> Result<Vec<String>, ChangeError> {
+    let all = worker.get_json("/v1/models")?;
     let all = all["data"].as_array().into_iter().flatten();
-    all.filter_map(|m| m["id"].as_str().map(str::to_owned)).collect()
+    Ok(all.filter_map(|m| m["id"].as_str().map(str::to_owned)).collect())
 }
 
 fn not_listed(g: &Ground<'_>) -> ChangeError {

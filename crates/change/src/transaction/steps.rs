@@ -127,7 +127,9 @@ fn step(g: &mut Ground<'_>, lever: &dyn Lever, state: State) -> Result<(State, S
         State::Staged => (State::Proven, lever.prove(g)?),
         State::Proven => (State::Flipped, lever.flip(g)?),
         State::Flipped => (State::Watched, watch(g, lever)?),
-        State::Watched | State::Kept | State::RolledBack => (State::Kept, lever.keep(g)?),
+        State::Watched | State::Kept | State::RolledBack | State::Closed => {
+            (State::Kept, lever.keep(g)?)
+        }
     })
 }
 

@@ -73,15 +73,9 @@ impl fmt::Display for NoServer<'_> {
 }
 
 impl Outcome {
-    /// Whether nothing that speaks HTTP answered, rather than a server with other words.
+    /// Whether nothing answered, rather than a server with other words or something else than one.
     pub fn is_silent(&self) -> bool {
-        matches!(
-            self,
-            Outcome::Connect { .. }
-                | Outcome::Timeout { .. }
-                | Outcome::Cut { .. }
-                | Outcome::Protocol { fault: ProtocolFault::Http { .. } }
-        )
+        matches!(self, Outcome::Connect { .. } | Outcome::Timeout { .. } | Outcome::Cut { .. })
     }
 }
 

@@ -120,22 +120,24 @@ impl Client {
 
     /// How long a list of models is waited for.
     pub fn models_limit(&self) -> Duration {
-        self.target.timeouts.total.min(MODELS_TIMEOUT)
+        self.target.timeouts.total.min(self.target.timeouts.plain).min(MODELS_TIMEOUT)
     }
 
-    /// GET, whatever the status.
+    /// GET, whatever the status. The whole answer has to be here in time, however it is cut up.
     pub async fn get(&self, path: &str) -> Result<Reply, Outcome> {
-        self.plain(Method::GET, path, Bytes::new()).await
+        let limit = self.target.timeouts.total.min(self.target.timeouts.plain);
+        self.plain(Method::GET, path, Bytes::new(), limit).await
     }
 
     /// POST of JSON, whatever the status.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Reply, Outcome> {
-        self.plain(Method::POST, path, body.to_string().into()).await
+        let limit = self.target.timeouts.total;
+        self.plain(Method::POST, path, body.to_string().into(), limit).await
     }
 
     /// DELETE, whatever the status.
     pub async fn delete(&self, path: &str) -> Result<Reply, Outcome> {
-        self.plain(Method::DELETE, path, Bytes::new()).await
+        self.plain(Method::DELETE, path, Bytes::new(), self.target.timeouts.total).await
     }
 
     /// One chat completion. A body without `model` gets the target's.
@@ -248,7 +250,13 @@ impl Client {
         request.body(Full::new(body)).map_err(|e| Outcome::Connect { why: e.to_string() })
     }
 
-    async fn plain(&self, method: Method, path: &str, body: Bytes) -> Result<Reply, Outcome> {
+    async fn plain(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Reply, Outcome> {
         let request = self.request(method, path, body)?;
         let whole = async {
             let (connection, response) = self.send(request, || ()).await?;
@@ -257,7 +265,6 @@ impl Client {
             self.pool.give(connection);
             Ok(Reply { status, body })
         };
-        let limit = self.target.timeouts.total;
         timeout(limit, whole).await.unwrap_or(Err(Outcome::Timeout { phase: Phase::Total }))
     }
 

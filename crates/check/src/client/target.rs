@@ -1,6 +1,7 @@
 //! Which server is asked, as what, and how long it may take.
 
 use core::fmt;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 /// A server: where it is, its key, its model.
@@ -27,6 +28,8 @@ pub struct Timeouts {
     pub idle: Duration,
     /// The whole exchange.
     pub total: Duration,
+    /// The whole of a plain question (a GET, which generates nothing) with its answer.
+    pub plain: Duration,
 }
 
 impl Default for Timeouts {
@@ -35,6 +38,7 @@ impl Default for Timeouts {
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(300),
             total: Duration::from_secs(1800),
+            plain: Duration::from_secs(60),
         }
     }
 }
@@ -48,6 +52,10 @@ pub enum TargetError {
     Scheme { url: String },
     /// No host, or one that cannot be sent.
     Host { url: String },
+    /// A user or a password before the host.
+    User { url: String },
+    /// An IPv6 address without brackets, or with something else in them.
+    Brackets { url: String },
     /// A query or a fragment, which have no place in a server's address.
     Query { url: String },
     /// The port is not 1 to 65,535.
@@ -71,6 +79,17 @@ impl fmt::Display for TargetError {
             TargetError::Host { url } => {
                 write!(f, "'{url}' has no usable host; write it as http://HOST:PORT")
             }
+            TargetError::User { url } => write!(
+                f,
+                "'{url}' has a user before the host, which this client does not send; a key goes \
+                 with --api-key, and '{}' would work",
+                url.replace(HIDDEN, "")
+            ),
+            TargetError::Brackets { url } => write!(
+                f,
+                "'{url}' has no usable host: an IPv6 address stands in brackets, as in \
+                 http://[::1]:PORT"
+            ),
             TargetError::Query { url } => {
                 let plain = url.split(['?', '#']).next().unwrap_or("");
                 write!(
@@ -95,36 +114,62 @@ fn is_clean(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_graphic())
 }
 
+/// What stands for a user and password in words.
+const HIDDEN: &str = "...@";
+
+/// An address as it may be shown: without a user's password.
+fn shown(url: &str) -> String {
+    let from = url.find("://").map_or(0, |at| at + 3);
+    let authority = url[from..].split(['/', '?', '#']).next().unwrap_or("");
+    match authority.rfind('@') {
+        Some(at) => format!("{}{HIDDEN}{}", &url[..from], &url[from + at + 1..]),
+        None => url.to_owned(),
+    }
+}
+
 impl Target {
-    /// A target from `http://HOST[:PORT][/PATH][/v1]`; without a scheme it is HTTP.
+    /// A target from `http://HOST[:PORT][/PATH][/v1]`; without a scheme it is HTTP, without a port
+    /// port 80. Every command reads addresses by this.
     pub fn parse(url: &str) -> Result<Target, TargetError> {
-        let named = || url.to_owned();
+        let named = || shown(url);
         let rest = match url.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some(("https", _)) => return Err(TargetError::Https { url: named() }),
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("https") => {
+                return Err(TargetError::Https { url: named() });
+            }
             Some(_) => return Err(TargetError::Scheme { url: named() }),
             None => url,
         };
+        if rest.split(['/', '?', '#']).next().is_some_and(|a| a.contains('@')) {
+            return Err(TargetError::User { url: named() });
+        }
         if rest.contains(['?', '#']) {
             return Err(TargetError::Query { url: named() });
         }
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-        let has_bad = authority.contains('@') || !is_clean(authority);
-        if authority.is_empty() || authority.starts_with(':') || has_bad {
-            return Err(TargetError::Host { url: named() });
-        }
         if !is_clean(path) {
             return Err(TargetError::Characters { what: "path" });
         }
         let path = path.trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).trim_end_matches('/').to_owned();
         Ok(Target {
-            authority: with_port(authority).ok_or_else(|| TargetError::Port { url: named() })?,
+            authority: with_port(authority, url)?,
             prefix,
             api_key: None,
             model: None,
             timeouts: Timeouts::default(),
         })
+    }
+
+    /// The host, without the brackets of IPv6.
+    pub fn host(&self) -> &str {
+        let host = self.authority.rsplit_once(':').map_or("", |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(80)
     }
 
     /// With a key; an empty one is none.
@@ -157,17 +202,33 @@ impl fmt::Display for Target {
 }
 
 /// `host:port` of an authority, port 80 where it names none.
-fn with_port(authority: &str) -> Option<String> {
+fn with_port(authority: &str, url: &str) -> Result<String, TargetError> {
+    let brackets = || TargetError::Brackets { url: shown(url) };
     // The colons of [::1] are not a port's.
-    let after_host = authority.rfind(']').map_or(0, |at| at + 1);
-    match authority[after_host..].rsplit_once(':') {
-        None => Some(format!("{authority}:80")),
-        Some((_, port)) => {
-            let number: u16 = port.parse().ok()?;
-            let digits = port.bytes().all(|b| b.is_ascii_digit());
-            (number != 0 && digits).then(|| authority.to_owned())
+    let (host, port) = if authority.starts_with('[') {
+        let end = authority.find(']').ok_or_else(brackets)? + 1;
+        let (host, port) = authority.split_at(end);
+        host[1..end - 1].parse::<Ipv6Addr>().map_err(|_| brackets())?;
+        (host, port)
+    } else {
+        let end = authority.find(':').unwrap_or(authority.len());
+        let (host, port) = authority.split_at(end);
+        if port.matches(':').count() > 1 {
+            return Err(brackets());
         }
+        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+        if host.is_empty() || !host.bytes().all(fits) {
+            return Err(TargetError::Host { url: shown(url) });
+        }
+        (host, port)
+    };
+    if port.is_empty() {
+        return Ok(format!("{host}:80"));
     }
+    let digits = port.strip_prefix(':').filter(|p| p.bytes().all(|b| b.is_ascii_digit()));
+    let number = digits.and_then(|p| p.parse::<u16>().ok()).filter(|n| *n != 0);
+    let number = number.ok_or_else(|| TargetError::Port { url: shown(url) })?;
+    Ok(format!("{host}:{number}"))
 }
 
 #[cfg(test)]
@@ -187,11 +248,41 @@ mod tests {
         assert_eq!(ok("http://a/x/v1"), pair("a:80", "/x"));
         assert_eq!(ok("http://[::1]:7/v1"), pair("[::1]:7", ""));
         assert_eq!(ok("http://[::1]"), pair("[::1]:80", ""));
+        assert_eq!(ok("[::1]:7//"), pair("[::1]:7", ""));
+        assert_eq!(ok("HTTP://A.b-c_d:0080"), pair("A.b-c_d:80", ""));
+        assert_eq!(ok("a:1/x//v1//"), pair("a:1", "/x"));
         for bad in
             ["ftp://a", "http://", "http://u@a", "http://a b", "a:0", "a:70000", "a:+1", ":1"]
         {
             assert!(Target::parse(bad).is_err(), "{bad}");
         }
+        for bad in ["", "//a", "a:", "a:1 ", "a,b", "a\\b", "[::1", "[a]:1", "[::1]x:1", "a%0d:1"] {
+            assert!(Target::parse(bad).is_err(), "{bad}");
+        }
+        let both = |url: &str| Target::parse(url).map(|t| (t.host().to_owned(), t.port()));
+        assert_eq!(both("[::1]:7/v1"), Ok(("::1".into(), 7)));
+        assert_eq!(both("a"), Ok(("a".into(), 80)));
+    }
+
+    /// `status` once took `::1:7` for the host `::1` with a port, and nobody else did.
+    #[test]
+    fn an_ipv6_address_without_brackets_is_told_so() {
+        for url in ["::1", "http://::1:7", "fe80::1/v1"] {
+            let words = Target::parse(url).unwrap_err().to_string();
+            assert!(words.contains("http://[::1]:PORT"), "{words}");
+        }
+    }
+
+    /// What was found: an address that was refused was shown with the password in it.
+    #[test]
+    fn a_password_in_an_address_is_not_shown() {
+        for url in ["http://u:secret@a:1/v1", "https://secret@a", "ftp://u:secret@a/", "secret@a?x"]
+        {
+            let words = Target::parse(url).unwrap_err().to_string();
+            assert!(!words.contains("secret"), "{words}");
+        }
+        let words = Target::parse("http://u:p@a:1/v1").unwrap_err().to_string();
+        assert!(words.contains("'http://a:1/v1' would work"), "{words}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +21,8 @@ pub struct DecodeLog {
 
 #[derive(Debug)]
 enum Source {
-    /// A file that grows.
-    File(File),
+    /// A file that grows, by its name: who rotates logs puts another one in its place, or cuts it.
+    File { file: File, path: PathBuf },
     /// A pipe, or what a program writes, read by a thread of its own.
     Pipe { come: Arc<Mutex<Vec<u8>>>, program: Option<Child> },
 }
@@ -51,7 +51,7 @@ impl DecodeLog {
                 kind if kind.is_file() => {
                     let mut file = File::open(path)?;
                     file.seek(SeekFrom::End(0))?;
-                    Source::File(file)
+                    Source::File { file, path: path.into() }
                 }
                 kind if kind.is_fifo() => {
                     let path = PathBuf::from(path);
@@ -71,7 +71,12 @@ impl DecodeLog {
         self.rest.clear();
         match &mut self.source {
             // Where that fails, what was there is read as if it were new.
-            Source::File(file) => drop(file.seek(SeekFrom::End(0))),
+            Source::File { file, path } => {
+                if let Some(new) = successor(file, path) {
+                    *file = new;
+                }
+                drop(file.seek(SeekFrom::End(0)));
+            }
             Source::Pipe { come, .. } => {
                 come.lock().unwrap_or_else(PoisonError::into_inner).clear()
             }
@@ -81,10 +86,18 @@ impl DecodeLog {
     /// The lines that have come since; a log that cannot be read has none.
     pub fn lines(&mut self) -> Vec<DecodeLine> {
         let bytes = match &mut self.source {
-            Source::File(file) => {
+            Source::File { file, path } => {
+                // What is there of the new one was written after all that is left of the old one.
+                let new = successor(file, path);
                 let mut bytes = Vec::new();
-                if file.take(READ_BYTES_MAX).read_to_end(&mut bytes).is_err() {
+                if rewind(file).and_then(|()| take(file, &mut bytes)).is_err() {
                     return Vec::new();
+                }
+                let is_read = (bytes.len() as u64) < READ_BYTES_MAX;
+                if let Some(mut new) = new.filter(|_| is_read) {
+                    bytes.push(b'\n');
+                    let _ = take(&mut new, &mut bytes);
+                    *file = new;
                 }
                 bytes
             }
@@ -115,6 +128,27 @@ impl Drop for DecodeLog {
             let _ = program.wait();
         }
     }
+}
+
+fn take(file: &mut File, bytes: &mut Vec<u8>) -> io::Result<()> {
+    file.take(READ_BYTES_MAX).read_to_end(bytes).map(drop)
+}
+
+/// Back to the start of a file that was cut and is written anew.
+fn rewind(file: &mut File) -> io::Result<()> {
+    if file.metadata()?.len() < file.stream_position()? {
+        file.seek(SeekFrom::Start(0))?;
+    }
+    Ok(())
+}
+
+/// The file of this name, where that is another one than `file` now.
+fn successor(file: &File, path: &Path) -> Option<File> {
+    let (was, is) = (file.metadata().ok()?, std::fs::metadata(path).ok()?);
+    if !is.is_file() || (was.dev(), was.ino()) == (is.dev(), is.ino()) {
+        return None;
+    }
+    File::open(path).ok()
 }
 
 /// What a unit writes from now on. A unit of which the journal knows nothing would be followed for
@@ -212,6 +246,41 @@ mod tests {
         log.skip();
         assert_eq!(log.lines(), []);
         std::fs::remove_file(path).unwrap();
+    }
+
+    /// What was found: after a log was rotated or cut, no line of it was read any more.
+    #[test]
+    fn a_log_that_is_rotated_or_cut_is_followed() {
+        let line = |n: u32| format!("Decode batch, #running-req: {n}, cuda graph: True\n");
+        let read = |log: &mut DecodeLog| log.lines().iter().map(|l| l.running).collect::<Vec<_>>();
+        let path = std::env::temp_dir().join(format!("lockstep-log-new-{}", std::process::id()));
+        let old = path.with_extension("1");
+        let mut file = File::create(&path).unwrap();
+        let mut log = DecodeLog::open(&path).unwrap();
+        file.write_all(line(1).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [1]);
+        // Renamed: its writer goes on with it until it is told, and then begins a new one.
+        std::fs::rename(&path, &old).unwrap();
+        file.write_all(format!("{}Decode ba", line(2)).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [2]);
+        let mut file = File::create(&path).unwrap();
+        file.write_all(line(3).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [3]);
+        file.write_all(line(4).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [4]);
+        // Cut where it stands (copytruncate).
+        file.set_len(0).unwrap();
+        file.rewind().unwrap();
+        assert!(read(&mut log).is_empty());
+        file.write_all(line(5).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [5]);
+        // Rotated before the load begins: what was there by then does not count.
+        std::fs::rename(&path, &old).unwrap();
+        std::fs::write(&path, line(6)).unwrap();
+        log.skip();
+        assert!(read(&mut log).is_empty());
+        std::fs::remove_file(path).unwrap();
+        std::fs::remove_file(old).unwrap();
     }
 
     /// What had no line's end was once kept for as long as it came.

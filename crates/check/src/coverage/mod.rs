@@ -11,6 +11,7 @@ pub use log::{DecodeLine, DecodeLog};
 pub use server::{Facts, ServerKind, Snapshot, facts, snapshot};
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// How the batch sizes are known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +63,8 @@ pub struct Coverage {
     pub peak_running: u32,
     /// Decode steps that replayed a capture, and that ran eagerly, where the server counts them.
     pub decode_steps: Option<(u64, u64)>,
+    /// The server was not there to the end, in words.
+    pub gone: Option<String>,
     /// A decode log was given, and it had no line of a decode step.
     pub is_log_silent: bool,
     /// What a reader should know beside.
@@ -90,7 +93,9 @@ impl Coverage {
     }
 
     fn why_unknown(&self) -> &'static str {
-        if self.is_log_silent {
+        if self.gone.is_some() {
+            "it went away before it had told of its batches"
+        } else if self.is_log_silent {
             "the decode log had no line like `Decode batch, #running-req: 3` while the load ran: is \
              it the log of this server, and is the server told to write one (ours: --log-interval \
              1, SGLang: --decode-log-interval 1)?"
@@ -110,6 +115,8 @@ pub struct Samples {
     pub logged: (u64, u64),
     /// Lines of a decode log, where one is read.
     pub log_lines: Option<u64>,
+    /// What the server told last, and when.
+    pub last: Option<(Snapshot, Instant)>,
 }
 
 impl Samples {
@@ -157,7 +164,9 @@ pub fn between(
     } else {
         Source::Inferred
     };
-    if before.generation != after.generation {
+    if is_restarted(before, after) {
+        notes.push("the server was started again meanwhile: only steps since are counted".into());
+    } else if before.generation != after.generation {
         notes.push(
             "the server changed its generation meanwhile: only steps since are counted".into(),
         );
@@ -188,6 +197,7 @@ pub fn between(
         (Some(b), Some(a)) => Some((a.0.saturating_sub(b.0), a.1.saturating_sub(b.1))),
         _ => None,
     };
+    let decode_steps = decode_steps.filter(|_| !is_restarted(before, after));
     let is_log_silent = samples.log_lines == Some(0);
     Coverage {
         server: facts.kind,
@@ -195,14 +205,20 @@ pub fn between(
         buckets,
         peak_running,
         decode_steps,
+        gone: None,
         is_log_silent,
         notes,
     }
 }
 
+/// Whether two snapshots are of two processes.
+pub fn is_restarted(before: &Snapshot, after: &Snapshot) -> bool {
+    before.started.zip(after.started).is_some_and(|(was, is)| was != is)
+}
+
 fn steps_between(before: &Snapshot, after: &Snapshot, rows: u32) -> u64 {
     let of = |s: &Snapshot| s.bucket_steps.get(&rows).copied().unwrap_or(0);
-    if before.generation == after.generation {
+    if before.generation == after.generation && !is_restarted(before, after) {
         of(after).saturating_sub(of(before))
     } else {
         of(after)

@@ -78,6 +78,15 @@ pub struct Snapshot {
     pub bucket_steps: BTreeMap<u32, u64>,
     /// The generation that counts them.
     pub generation: u64,
+    /// When its process started, in its own words.
+    pub started: Option<u64>,
+}
+
+impl Snapshot {
+    /// Whether the server told anything at all.
+    pub fn is_told(&self) -> bool {
+        *self != Snapshot::default()
+    }
 }
 
 /// Finds out what it is. An error only where nothing answers at all.
@@ -224,7 +233,8 @@ pub async fn snapshot(client: &Client, kind: ServerKind) -> Snapshot {
     match kind {
         ServerKind::Lockstep => {
             let info = get_json(client, "/server_info").await.unwrap_or(Value::Null);
-            lockstep_counts(&info["lockstep"]["engine"])
+            let counts = lockstep_counts(&info["lockstep"]["engine"]);
+            Snapshot { started: info["startup_time"].as_u64(), ..counts }
         }
         ServerKind::Sglang => {
             sglang_counts(&get_text(client, "/metrics").await.unwrap_or_default())
@@ -240,6 +250,9 @@ pub async fn snapshot(client: &Client, kind: ServerKind) -> Snapshot {
 }
 
 fn lockstep_counts(engine: &Value) -> Snapshot {
+    if !engine.is_object() {
+        return Snapshot::default();
+    }
     let mut bucket_steps = BTreeMap::new();
     for bucket in list(&engine["buckets"]).filter(|b| b["decode"] == true) {
         let count = |name: &str| bucket[name].as_u64().unwrap_or(0);
@@ -256,6 +269,7 @@ fn lockstep_counts(engine: &Value) -> Snapshot {
         passes,
         bucket_steps,
         generation: engine["generation"].as_u64().unwrap_or(0),
+        started: None,
     }
 }
 

@@ -84,6 +84,7 @@ fn coverage(f: &Finding) -> Value {
     json!({
         "source": c.source.name(),
         "gap": c.gap(),
+        "gone": c.gone,
         "peak_running": c.peak_running,
         "decode_steps": c.decode_steps.map(|(captured, eager)| {
             json!({"captured": captured, "eager": eager})

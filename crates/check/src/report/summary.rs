@@ -176,7 +176,7 @@ fn coverage(s: &mut String, c: &Coverage) {
     let missing: Vec<String> = c.missing().iter().map(|b| b.rows.to_string()).collect();
     if !missing.is_empty() {
         let _ = writeln!(s, "             missed: {}", missing.join(", "));
-    } else if let Some(gap) = c.gap() {
+    } else if let Some(gap) = c.gap().filter(|_| c.gone.is_none()) {
         let _ = writeln!(s, "             missed: not known; {gap}");
     }
     for note in &c.notes {

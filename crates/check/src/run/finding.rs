@@ -192,6 +192,7 @@ impl Finding {
     fn doubts(&self, tally: &Tally) -> Vec<String> {
         let mut why = Vec::new();
         let judged = tally.judged();
+        why.extend(self.coverage.gone.clone());
         if self.is_ended_early {
             why.push(format!("it was ended early, after {judged} answers under load that count"));
         }

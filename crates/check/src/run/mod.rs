@@ -332,10 +332,44 @@ impl Run {
     }
 
     async fn coverage(&mut self) -> Coverage {
-        let after = coverage::snapshot(&self.observed, self.facts.kind).await;
+        let mut after = coverage::snapshot(&self.observed, self.facts.kind).await;
         let peak = self.bench.in_flight_peak.load(Relaxed);
         let samples = self.sampler.samples();
-        coverage::between(&self.facts, &self.before, &after, &samples, self.options.sessions, peak)
+        let gone = self.gone(&after, &samples).await;
+        if let (false, Some((last, _))) = (after.is_told(), &samples.last) {
+            after = last.clone();
+        }
+        let (before, sessions) = (&self.before, self.options.sessions);
+        let coverage = coverage::between(&self.facts, before, &after, &samples, sessions, peak);
+        Coverage { gone, ..coverage }
+    }
+
+    /// Words where the server is not there any more, or is another process than before the load.
+    async fn gone(
+        &self,
+        after: &coverage::Snapshot,
+        samples: &coverage::Samples,
+    ) -> Option<String> {
+        let began = *self.bench.load_began.get_or_init(Instant::now);
+        let last = samples.last.as_ref().map(|(told, at)| {
+            let running = told.running.map_or(String::new(), |n| format!(", {n} requests running"));
+            let seconds = at.saturating_duration_since(began).as_secs_f64();
+            format!("; last heard of {seconds:.1} s into the load{running}")
+        });
+        let last = last.unwrap_or_default();
+        if after.is_told() {
+            let is_new = coverage::is_restarted(&self.before, after);
+            return is_new.then(|| "the server ended and was started again under load".into());
+        }
+        match self.observed.models().await {
+            Err(outcome @ Outcome::Timeout { .. }) => {
+                Some(format!("the server answers no more ({outcome}){last}"))
+            }
+            Err(outcome) if outcome.is_silent() => {
+                Some(format!("the server went away under load ({outcome}){last}"))
+            }
+            _ => None,
+        }
     }
 
     /// Holds each bucket that the load has missed, and judges sessions in it.
@@ -354,7 +388,8 @@ impl Run {
                 held.is_empty() || held.iter().any(|n| (b.rows_min..=b.rows).contains(n))
             };
             let missing: Vec<_> = coverage.missing().into_iter().filter(is_held).cloned().collect();
-            if missing.is_empty() || self.bench.stop.is_stopped() {
+            let is_over = self.bench.stop.is_stopped() || coverage.gone.is_some();
+            if missing.is_empty() || is_over {
                 break;
             }
             for bucket in &missing {

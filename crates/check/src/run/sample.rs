@@ -1,7 +1,7 @@
 //! A watcher that asks the server how many requests run, while the load runs.
 
 use crate::client::Client;
-use crate::coverage::{DecodeLine, DecodeLog, Samples, ServerKind, snapshot};
+use crate::coverage::{DecodeLine, DecodeLog, Samples, ServerKind, Snapshot, snapshot};
 use crate::stop::Stop;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ impl Sampler {
         let task = tokio::spawn(async move {
             loop {
                 let lines = log.as_mut().map(DecodeLog::lines).unwrap_or_default();
-                let running = snapshot(&client, kind).await.running;
-                take(&shared, &lines, running);
+                let told = snapshot(&client, kind).await;
+                take(&shared, &lines, told);
                 tokio::time::sleep(EVERY).await;
             }
         });
@@ -51,10 +51,13 @@ impl Sampler {
     }
 }
 
-fn take(samples: &Mutex<Samples>, lines: &[DecodeLine], running: Option<u32>) {
+fn take(samples: &Mutex<Samples>, lines: &[DecodeLine], told: Snapshot) {
     let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
     lines.iter().for_each(|line| samples.take_line(line));
-    running.into_iter().for_each(|n| samples.take(n));
+    told.running.into_iter().for_each(|n| samples.take(n));
+    if told.is_told() {
+        samples.last = Some((told, Instant::now()));
+    }
 }
 
 impl Drop for Sampler {

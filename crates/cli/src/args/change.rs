@@ -17,7 +17,8 @@ pub fn help() -> String {
          lockstep change init --url http://127.0.0.1:8080 --script serve.sh\n  \
          lockstep change --target llama-cpp --set parallel=16\n  \
          lockstep change log\n  lockstep change show 3\n  lockstep change undo 3 --yes\n  \
-         lockstep change resume\n  lockstep change rollback\n\n{}",
+         lockstep change resume\n  lockstep change rollback\n  \
+         lockstep change close 4 --why \"the machine is gone\"\n\n{}",
         exit::help_of(&[Exit::NoServer, Exit::Unwell, Exit::RolledBack, Exit::NotChanged])
     )
 }
@@ -48,7 +49,7 @@ pub struct ChangeArgs {
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
     /// Why, for the record
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", global = true)]
     pub why: Option<String>,
     /// Predict and stop
     #[arg(long)]
@@ -133,14 +134,41 @@ pub enum ChangeCmd {
     #[command(after_help = "Examples:\n  lockstep change show\n  lockstep change show 3 --json")]
     Show(RecordArgs),
     /// Change back what a kept change changed, as a change of its own
-    #[command(after_help = "Examples:\n  lockstep change undo 3 --yes")]
-    Undo(RecordArgs),
+    #[command(after_help = "Examples:\n  lockstep change undo 3 --dry-run\n  \
+                            lockstep change undo 3 --yes")]
+    Undo(UndoArgs),
     /// Go on with a change that ended in the middle
     #[command(after_help = "Examples:\n  lockstep change resume")]
     Resume(RecordArgs),
     /// Roll a change back that ended in the middle
     #[command(after_help = "Examples:\n  lockstep change rollback")]
     Rollback(RecordArgs),
+    /// End a change that neither goes on nor back any more, and touch nothing
+    #[command(after_help = "For a server that is gone for good, or a record whose journal is \
+                            damaged. Nothing is asked of the server and none of its files is \
+                            written; the record says so, and why.\n\nExamples:\n  \
+                            lockstep change close 4 --why \"the machine is gone\"\n  \
+                            lockstep change close 2026-11-30T01-20-03Z-parallel-16 --why \"looked\"")]
+    Close(CloseArgs),
+}
+
+/// `change undo`.
+#[derive(Args, Debug, Clone)]
+pub struct UndoArgs {
+    /// The record.
+    #[command(flatten)]
+    pub record: RecordArgs,
+    /// Predict and stop
+    #[arg(long = "dry-run", id = "undo_dry_run")]
+    pub dry_run: bool,
+}
+
+/// `change close`.
+#[derive(Args, Debug, Clone)]
+pub struct CloseArgs {
+    /// Its number, or its record's name [default: the only one that is not over]
+    #[arg(value_name = "RECORD")]
+    pub record: Option<String>,
 }
 
 /// Which record.

@@ -51,6 +51,10 @@ fn a_change_is_kept_written_and_undone() {
 
     site.again();
     assert_eq!(site.buckets(), json!([1, 2, 4, 8]), "the next start has it too");
+    // `--dry-run` was once no flag of `undo`, and the tip was to pass it as a number.
+    let (code, prediction, said) = run(&mut site.change(&["undo", "1", "--dry-run"]));
+    let setting = &prediction["settings"][0];
+    assert_eq!((code, &setting["from"], &setting["to"]), (0, &json!("8"), &json!("4")), "{said}");
     let undo = ["undo", "1", "--yes"];
     let (code, done, said) = run(&mut site.change(&undo));
     assert_eq!((code, &done["state"]), (0, &json!("kept")), "{done} {said}");

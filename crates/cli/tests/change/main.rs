@@ -10,6 +10,7 @@ mod pairs;
 #[path = "../../../check/tests/support/proxy.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod proxy;
+mod records;
 mod restart;
 mod routed;
 mod small;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -215,5 +216,42 @@ fn a_drain_killed_in_the_middle_is_settled() {
         assert_eq!(urls, [&json!(site.url)], "{death}");
         assert_eq!(workers[0]["worker_type"], "regular", "{death}");
     }
+    end(site);
+}
+
+/// What was found: on its way back a change waited two minutes for a worker that took connections
+/// and never answered, and as long again for its load, and said nothing.
+#[test]
+fn a_mute_worker_is_not_waited_for_on_the_way_back() {
+    let router = Router::start();
+    let site = by_script("routed-mute", &format!("router = \"{}\"\n", router.1), |_, _| ":".into());
+    let worker = json!({"id": "w-1", "url": site.url, "is_healthy": true, "status": "ready"});
+    router.0.lock().unwrap().workers.push(worker);
+    let mut change = site.change(&SET);
+    // Flipped: the worker is in rotation again.
+    let out = change.env("LOCKSTEP_TEST_CHANGE_DIES", "after-10").output().unwrap();
+    assert_eq!(out.status.code(), None, "{out:?}");
+    let journal = site.dir.join(site.log()[0]["record"].as_str().unwrap()).join("journal.jsonl");
+    let drains = || read(&journal).matches("\"word\":\"drained\"").count();
+    let before = drains();
+    let pid = lockstep_change::process::serving(&site.url).unwrap().pid.to_string();
+    let send = |name: &str| {
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    };
+    send("STOP");
+    let (code, done, said) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // It ends by itself once it is asked to, which comes after the drain.
+            crate::common::wait_until("it is drained", || drains() > before);
+            send("CONT");
+        });
+        run(&mut site.change(&["rollback"]))
+    });
+    assert_eq!((code, &done["state"]), (0, &json!("rolled_back")), "{done} {said}");
+    let mute =
+        format!("does not tell its models: the server at {} does not answer within 15 s", site.url);
+    assert!(said.contains(&mute), "{said}");
+    assert_eq!(running(&site), 4);
+    assert_eq!(router.0.lock().unwrap().workers[0]["status"], "ready");
     end(site);
 }

@@ -41,7 +41,8 @@ fn it_answers_shows_its_state_and_drains() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let mut serving = Serving::start("second", &["--drain-timeout", "600"]);
+    let dir = temp_dir("second");
+    let (mut serving, _) = Serving::logged(&dir, &model(), &["--drain-timeout", "600"]);
     let mut body = long();
     body["max_tokens"] = json!(2500);
     let _running = serving.send("/v1/completions", &body);
@@ -52,6 +53,26 @@ fn a_second_signal_ends_it_at_once() {
     assert!(serving.child.try_wait().unwrap().is_none(), "it still drains");
     serving.signal("INT");
     assert_eq!(serving.child.wait().unwrap().code(), Some(130));
+    // What was found: its log ended with "draining".
+    let log = std::fs::read_to_string(dir.join("log")).unwrap();
+    assert!(log.contains("WARN") && log.contains("a second signal ends it at once"), "{log}");
+}
+
+/// What was found: a load of a few seconds left no decode line where the server was ended before the
+/// next one was due.
+#[test]
+fn a_load_shorter_than_the_log_s_interval_has_its_line() {
+    let dir = temp_dir("last-line");
+    let flags = ["--log-interval", "3600"];
+    let (mut serving, _) = Serving::logged(&dir, &model(), &flags);
+    serving.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 5, "ignore_eos": true}));
+    serving.signal("TERM");
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
+    let log = std::fs::read_to_string(dir.join("log")).unwrap();
+    let lines: Vec<&str> = log.lines().filter(|l| l.contains("Decode batch, ")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("#running-req: 1, "), "{log}");
+    // The prompt is one token.
+    assert!(lines[0].contains("#decode-step: 5, "), "{log}");
 }
 
 #[test]
