@@ -151,6 +151,9 @@ class Ui(unittest.TestCase):
             else:
                 self.assertEqual(number, now[name], name)
         gauge = lambda name: metrics.value(samples, name)  # noqa: E731
+        # What was found: "0 waiting" in the colour of something to look at.
+        queued = self.page.eval("getComputedStyle(document.querySelector('.queued')).color")
+        self.assertEqual(queued, self.page.eval("getComputedStyle(document.getElementById('load-note')).color"))
         self.assertEqual(shown["running"], gauge("lockstep_running_requests"))
         self.assertEqual(shown["queued"], gauge("lockstep_queued_requests"))
         self.assertEqual(shown["generation"], gauge("lockstep_generation"))
@@ -175,6 +178,14 @@ class Ui(unittest.TestCase):
             ".map(r => [r.x, r.y, r.width, r.height])")
         self.assertTrue(all(width > 20 and height > 20 for _, _, width, height in places))
         self.assertEqual(len({(x, y) for x, y, _, _ in places}), len(places))
+
+    def shortest_row(self):
+        """How many cells the last row of decode buckets lacks of what the first has, beyond one less
+        for each row above it."""
+        rows = self.page.eval(
+            "Object.values(Object.groupBy(document.querySelectorAll('#cells-decode .cell'), c => c.offsetTop))"
+            ".map(r => r.length)")
+        return rows[0] - rows[-1] - max(len(rows) - 2, 0)
 
     def test_the_colour_can_show_each_of_three_things(self):
         texts = {}
@@ -226,6 +237,7 @@ class Ui(unittest.TestCase):
                 self.newer()
                 width = self.page.eval("document.documentElement.scrollWidth")
                 self.assertLessEqual(width, 390, "the page scrolls sideways")
+                self.assertLessEqual(self.shortest_row(), 1, "a row of decode buckets has gaps")
                 backgrounds.add(self.page.eval("getComputedStyle(document.body).backgroundColor"))
                 self.page.screenshot(servers.out_dir() / f"ui-phone-{'dark' if dark else 'light'}.png")
         finally:

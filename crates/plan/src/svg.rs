@@ -79,6 +79,17 @@ fn short(s: &str, chars: usize) -> String {
     format!("{keep}\u{2026}")
 }
 
+/// As much of a name as `chars` show: its end, which tells it from the names beside it. What stands
+/// before that is a layer's number, the same for a whole stretch of the picture.
+fn end(name: &str, chars: usize) -> String {
+    let count = name.chars().count();
+    if count <= chars {
+        return name.into();
+    }
+    let keep: String = name.chars().skip(count + 1 - chars.max(1)).collect();
+    format!("\u{2026}{keep}")
+}
+
 impl Picture<'_> {
     /// Appends one element. Writing to a string cannot fail.
     fn put(&mut self, args: core::fmt::Arguments<'_>) {
@@ -178,7 +189,7 @@ impl Picture<'_> {
             let class = if op.kind.is_host() { "op host" } else { "op" };
             let title = format!("#{} {} ({})", id.0, op.name, op.kind.kernel());
             self.rect(r, class, " rx=\"3\"", &title);
-            let label = escape(&short(&op.name, self.layout.label_chars));
+            let label = escape(&end(&op.name, self.layout.label_chars));
             if self.layout.upright {
                 let (x, y) = (r.x + r.w / 2.0 + 4.0, r.y + r.h - 5.0);
                 self.put(format_args!(
@@ -250,7 +261,7 @@ impl Picture<'_> {
             let fits = ((r.w - 4.0) / 5.6) as usize;
             if r.h >= 10.0 && fits >= 2 {
                 let y = r.y + (r.h / 2.0 + 3.5).min(r.h - 2.0);
-                let name = short(&self.plan.buffer(id).name, fits);
+                let name = end(&self.plan.buffer(id).name, fits);
                 self.text(r.x + 3.0, y, "small", &name);
             }
         }

@@ -86,6 +86,34 @@ fn a_long_plan_goes_on_in_bands_below() {
     assert!(number(last, "y") + number(last, "height") < height);
 }
 
+/// What was found: a plan of up to 18 columns was one line of 2,150 pixels; lanes on which nothing runs
+/// were as tall as the others; names were cut at the end that tells them apart.
+#[test]
+fn a_picture_of_any_plan_fits_a_screen_and_its_names_tell() {
+    let number = |tag: &str, name: &str| -> f64 {
+        let from = tag.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
+        tag[from..].split('"').next().unwrap().parse().unwrap()
+    };
+    for columns in 1..8 {
+        let plan = overlap::plan(columns, 4, 8);
+        let picture = svg(&plan, &pack(&plan), &[]);
+        let page = picture.split('<').find(|t| t.starts_with("svg ")).unwrap();
+        assert!(number(page, "width") < 1800.0, "{columns}: {page}");
+    }
+    let mut plan = overlap::plan(2, 4, 8);
+    let height = |plan: &StepPlan| {
+        let picture = svg(plan, &pack(plan), &[]);
+        number(picture.split('<').find(|t| t.starts_with("svg ")).unwrap(), "height")
+    };
+    let before = height(&plan);
+    plan.lanes.push("nothing".into());
+    assert!(height(&plan) - before < 25.0);
+    let name = "layers.11.attention.with_a_long_name.that_differs_here";
+    plan.ops[3].name = name.into();
+    let picture = svg(&plan, &pack(&plan), &[]);
+    assert!(picture.contains("differs_here</text>"), "{picture}");
+}
+
 #[test]
 fn names_cannot_break_the_picture() {
     let mut plan = overlap::plan(1, 2, 8);

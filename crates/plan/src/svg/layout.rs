@@ -7,8 +7,10 @@ const TOP: f64 = 76.0;
 const ARENA_HEIGHT: f64 = 300.0;
 /// The same where a plan is broken into bands.
 const ARENA_HEIGHT_OF_BANDS: f64 = 150.0;
-/// Columns of a band, at most: as many as fit a screen.
-const BAND_COLUMNS_MAX: usize = 52;
+/// How wide the columns of a band are together, at most: what fits a screen.
+const BAND_WIDTH_MAX: f64 = 1560.0;
+/// What a lane takes on which nothing runs.
+const EMPTY_LANE_HEIGHT: f64 = 20.0;
 /// What edges and marks take above their lane.
 const ABOVE: f64 = 10.0;
 /// Wider plans get narrow columns with upright labels.
@@ -52,19 +54,23 @@ impl Layout {
         let upright = count > WIDE_COLUMNS_MAX;
         let (column, op_w, op_h, lane_h) =
             if upright { (30.0, 20.0, 112.0, 128.0) } else { (112.0, 98.0, 26.0, 46.0) };
-        let bands = count.div_ceil(BAND_COLUMNS_MAX);
+        let bands = count.div_ceil((BAND_WIDTH_MAX / column) as usize);
         let body = count.div_ceil(bands) as f64 * column;
         let width = (GUTTER + body + 24.0).max(760.0);
-        let lanes: Vec<Rect> = (0..plan.lanes.len())
-            .map(|i| Rect { x: 8.0, y: TOP + i as f64 * lane_h, w: width - 16.0, h: lane_h })
-            .collect();
+        let mut lanes: Vec<Rect> = Vec::with_capacity(plan.lanes.len());
+        for i in 0..plan.lanes.len() {
+            let y = lanes.last().map_or(TOP, |l| l.y + l.h);
+            let is_empty = plan.ops.iter().all(|op| op.lane.index() != i);
+            let h = if is_empty { EMPTY_LANE_HEIGHT } else { lane_h };
+            lanes.push(Rect { x: 8.0, y, w: width - 16.0, h });
+        }
         let op_rect = |(i, op): (usize, &crate::Op)| {
             let lane = lanes.get(op.lane.index())?;
             let x = GUTTER + columns[i] as f64 * column + (column - op_w) / 2.0;
             Some(Rect { x, y: lane.y + (lane_h - op_h) / 2.0, w: op_w, h: op_h })
         };
         let ops: Vec<Option<Rect>> = plan.ops.iter().enumerate().map(op_rect).collect();
-        let arena_top = TOP + lanes.len() as f64 * lane_h + 34.0;
+        let arena_top = lanes.last().map_or(TOP, |l| l.y + l.h) + 34.0;
         let arena_h = if bands == 1 { ARENA_HEIGHT } else { ARENA_HEIGHT_OF_BANDS };
         let arena = Rect { x: GUTTER, y: arena_top, w: body, h: arena_h };
         let band_h = arena_top + arena_h - TOP + ABOVE;

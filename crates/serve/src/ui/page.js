@@ -124,6 +124,7 @@ function tiles({ engine: e, history: h }) {
   say("rate-note", seconds ? `last ${span(seconds)}, most ${most.toFixed(0)}` : "no history yet");
   say("running", whole.format(e.running), e.running);
   say("queued", whole.format(e.queued), e.queued);
+  at("queued").parentElement.classList.toggle("none", e.queued === 0);
   const top = Math.max(1, ...h.running, ...h.queued);
   line(at("load-line"), [{ cls: "line", values: h.running, area: true }, { cls: "second", values: h.queued }], top);
   say("load-note", `up to ${whole.format(e.running_max)} run, ${whole.format(e.queued_max)} wait`);
@@ -177,6 +178,14 @@ function note(name) {
   if (b) say("cell-note", cellNote(b));
 }
 
+// Rows that are as full as each other, where the last one would else be left half empty.
+function fill(box, count) {
+  const [cell, gap] = [62, 5];
+  const fit = Math.max(1, Math.floor((box.clientWidth + gap) / (cell + gap)));
+  const columns = Math.ceil(count / Math.ceil(count / fit)) || 1;
+  box.style.gridTemplateColumns = `repeat(${columns}, 1fr)`;
+}
+
 function cells(id, buckets, most) {
   const box = at(id);
   const names = buckets.map((b) => b.bucket).join(" ");
@@ -206,7 +215,9 @@ function cells(id, buckets, most) {
 
 function buckets({ engine: e }) {
   const most = Math.max(1, ...e.buckets.map((b) => b.replays + b.eager_steps));
-  cells("cells-decode", e.buckets.filter((b) => b.decode), most);
+  const decode = e.buckets.filter((b) => b.decode);
+  cells("cells-decode", decode, most);
+  fill(at("cells-decode"), decode.length);
   cells("cells-prefill", e.buckets.filter((b) => !b.decode), most);
   say("scale-low", heat === "audit" ? "just now" : "0");
   say("scale-high", { replays: `${short.format(most)} steps, log scale`, padding: "100%", audit: "2 min or more" }[heat]);
