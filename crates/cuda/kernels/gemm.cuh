@@ -47,6 +47,38 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
     return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w)};
 }
 
+// What an addition to the residual gives, wherever it is made: subnormals are zeros, as they are where memory adds.
+__device__ __forceinline__ float add_to_residual(float so_far, float y) {
+    float sum;
+    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(so_far), "f"(y));
+    return sum;
+}
+
+// Adds to one, two or four floats in memory. On Hopper the memory does it, and nobody waits for what was there.
+__device__ __forceinline__ void add_at(float* to, float y) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" :: "l"(to), "f"(y) : "memory");
+#else
+    *to = add_to_residual(*to, y);
+#endif
+}
+__device__ __forceinline__ void add_at(float2* to, float2 y) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" :: "l"(to), "f"(y.x), "f"(y.y) : "memory");
+#else
+    *to = {add_to_residual(to->x, y.x), add_to_residual(to->y, y.y)};
+#endif
+}
+__device__ __forceinline__ void add_at(float4* to, float4 y) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(to), "f"(y.x), "f"(y.y), "f"(y.z), "f"(y.w) : "memory");
+#else
+    const float4 x = *to;
+    *to = {add_to_residual(x.x, y.x), add_to_residual(x.y, y.y), add_to_residual(x.z, y.z), add_to_residual(x.w, y.w)};
+#endif
+}
+
 // Slices in order, S of them, read all at once.
 template <int S>
 __device__ __forceinline__ float4 add_slices(uint32_t at, uint32_t step, uint32_t s_in, bool clustered) {
@@ -87,7 +119,7 @@ __device__ __forceinline__ void put_sums(const GemmPart* parts, uint32_t count, 
     float* out = row + p.out_col + n;
     if (n + 4 <= p.n && (uintptr_t)out % 16 == 0) {
         if (p.bias) y = add4(y, *(const float4*)(p.bias + n));
-        *(float4*)out = epilogue == ADD_TO ? add4(*(float4*)out, y) : y;
+        if (epilogue == ADD_TO) add_at((float4*)out, y); else *(float4*)out = y;
         return;
     }
     const float each[4] = {y.x, y.y, y.z, y.w};
@@ -95,6 +127,6 @@ __device__ __forceinline__ void put_sums(const GemmPart* parts, uint32_t count, 
     for (int i = 0; i < 4; i++) {
         if (n + i >= p.n) break;
         const float v = p.bias ? __fadd_rn(each[i], p.bias[n + i]) : each[i];
-        out[i] = epilogue == ADD_TO ? __fadd_rn(out[i], v) : v;
+        if (epilogue == ADD_TO) add_at(out + i, v); else out[i] = v;
     }
 }

@@ -3,8 +3,8 @@
 //
 // Definition. K is cut into `slices` equal parts, a number that follows from N and K alone. The
 // sum of a slice is a chain of wgmma steps of 16 channels in order of K from zero; slices are added
-// in order, the first as it is; then bias, then the epilogue. A token is a column of the
-// instruction and depends on no other, so how many columns an instruction has, and whether the
+// in order, the first as it is; then bias, then the epilogue, whose addition to the residual takes
+// subnormals as zeros. A token is a column of the instruction and depends on no other, so how many columns an instruction has, and whether the
 // slices of an output belong to the blocks of a cluster or follow each other in one block, changes
 // no bits.
 //

@@ -118,64 +118,56 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
     let_next_start();
 }
 
+struct Yes { static constexpr bool value = true; };
+struct No { static constexpr bool value = false; };
+
 // From two tokens of this lane's feature to two neighbouring features of one token.
 __device__ __forceinline__ float2 turn_pair(float first, float second, bool odd) {
     const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
     return odd ? make_float2(other, second) : make_float2(first, other);
 }
 
-// Two features of a token, as far as there are `left` of them; PAIRS: two, in eight bytes of their own.
-template <bool PAIRS> __device__ __forceinline__ float2 get_pair(const float* from, int left) {
-    if (PAIRS) return __ldcg((const float2*)from);
-    return make_float2(left > 0 ? __ldcg(from) : 0.0f, left > 1 ? __ldcg(from + 1) : 0.0f);
-}
-template <bool PAIRS> __device__ __forceinline__ void put_pair(float* to, float2 y, int left) {
+// Writes two features of a token, as far as there are `left` of them; PAIRS: two, in eight bytes of their own.
+template <bool PAIRS> __device__ __forceinline__ void put_pair(float* to, float2 y, bool adds, int left) {
     if (PAIRS) {
-        *(float2*)to = y;
+        if (adds) add_at((float2*)to, y); else *(float2*)to = y;
     } else {
-        if (left > 0) to[0] = y.x;
-        if (left > 1) to[1] = y.y;
+        if (left > 0) {
+            if (adds) add_at(to, y.x); else to[0] = y.x;
+        }
+        if (left > 1) {
+            if (adds) add_at(to + 1, y.y); else to[1] = y.y;
+        }
     }
 }
 
-// Writes sums of a tile of 16 features, of which `left` are there from this lane's first one on, B
-// tiles of 8 tokens at a time.
-template <int TOKENS, int B, bool PAIRS>
+// Writes sums of a tile of 16 features, of which `left` are there from this lane's first one on. WHOLE: all
+// features and tokens are there and no bias is, so that no lane waits for what the next one does.
+template <int TOKENS, bool PAIRS, bool WHOLE>
 __device__ __forceinline__ void put_tile(const float (&sum)[TOKENS / 2], float* row, uint32_t stride, const float* bias,
                                          bool adds, int left, uint32_t token, uint32_t live) {
     const bool odd = threadIdx.x / 4 % 2;
     const size_t eight = (size_t)8 * stride;
 #pragma unroll
-    for (int j0 = 0; j0 < TOKENS / 8; j0 += B) {
+    for (int j = 0; j < TOKENS / 8; j++) {
         // One address at a time: those of all turns together have no room.
         asm volatile("" : "+l"(row));
-        float2 before[B][2];
-        if (adds) {
 #pragma unroll
-            for (int j = 0; j < B; j++)
-#pragma unroll
-                for (int h = 0; h < 2; h++)
-                    if (token + (j0 + j) * 8 < live) before[j][h] = get_pair<PAIRS>(row + j * eight + h * 8, left - h * 8);
-        }
-#pragma unroll
-        for (int j = 0; j < B; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float2 y = turn_pair(sum[(j0 + j) * 4 + h * 2], sum[(j0 + j) * 4 + h * 2 + 1], odd);
-                if (token + (j0 + j) * 8 >= live) continue;
-                if (bias) {
-                    const float2 more = get_pair<false>(bias + h * 8, left - h * 8);
-                    y = make_float2(__fadd_rn(y.x, more.x), __fadd_rn(y.y, more.y));
-                }
-                if (adds) y = make_float2(__fadd_rn(before[j][h].x, y.x), __fadd_rn(before[j][h].y, y.y));
-                put_pair<PAIRS>(row + j * eight + h * 8, y, left - h * 8);
+        for (int h = 0; h < 2; h++) {
+            float2 y = turn_pair(sum[j * 4 + h * 2], sum[j * 4 + h * 2 + 1], odd);
+            if (!WHOLE && token + j * 8 >= live) continue;
+            if (!WHOLE && bias) {
+                const float more[2] = {left > h * 8 ? __ldcg(bias + h * 8) : 0.0f, left > h * 8 + 1 ? __ldcg(bias + h * 8 + 1) : 0.0f};
+                y = make_float2(__fadd_rn(y.x, more[0]), __fadd_rn(y.y, more[1]));
             }
-        row += B * eight;
+            put_pair<PAIRS>(row + h * 8, y, adds, left - h * 8);
+        }
+        row += eight;
     }
 }
 
 // Writes the sums of this warp's tile of 16 features.
-template <int TOKENS, int B>
+template <int TOKENS>
 __device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[TOKENS / 2], uint32_t tile,
                                          uint32_t token0, uint32_t live) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -186,8 +178,13 @@ __device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[
     const float* bias = part->bias ? part->bias + n : nullptr;
     const int left = (int)part->n - (int)n;
     const bool adds = p.epilogue == ADD_TO, aligned = ((uintptr_t)row % 8 | p.out_stride % 2) == 0;
-    if (aligned && tile * 16 + 16 <= part->n) put_tile<TOKENS, B, true>(sum, row, p.out_stride, bias, adds, left, token, live);
-    else put_tile<TOKENS, B, false>(sum, row, p.out_stride, bias, adds, left, token, live);
+    const bool pairs = aligned && tile * 16 + 16 <= part->n;
+    auto put = [&](auto as_pairs, auto whole) {
+        put_tile<TOKENS, as_pairs.value, whole.value>(sum, row, p.out_stride, bias, adds, left, token, live);
+    };
+    if (!pairs) put(No(), No());
+    else if (bias || token0 + TOKENS > live) put(Yes(), No());
+    else put(Yes(), Yes());
 }
 
 template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs& p) {
@@ -233,6 +230,6 @@ template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs&
 #pragma unroll
             for (int c = 0; c < MANY / 2; c++) sum[c] = slice == 0 ? acc[c] : __fadd_rn(sum[c], acc[c]);
         }
-        put_many<MANY, 4>(p, sum, unit * 8 + warp, token0, live);
+        put_many<MANY>(p, sum, unit * 8 + warp, token0, live);
     }
 }

@@ -197,7 +197,7 @@ __device__ __forceinline__ void most_tile(const WgmmaArgs& p, const ManyRing<MOS
                     out[c + 2] = __fadd_rn(so.z, acc[c + 2]);
                     out[c + 3] = __fadd_rn(so.w, acc[c + 3]);
                 }
-                put_many<TOKENS, 4>(p, out, unit * 8 + warp, token0, live);
+                put_many<TOKENS>(p, out, unit * 8 + warp, token0, live);
             }
         }
     }

@@ -30,6 +30,8 @@ struct Product {
     n: &'static [u32],
     k: u32,
     gated: bool,
+    /// The product is added to itself, as to a residual.
+    added: bool,
     /// Of each part; bf16 where there is none.
     formats: &'static [Format],
 }
@@ -37,21 +39,59 @@ struct Product {
 const BF16: &[Format] = &[];
 
 /// Those of the Qwen3-8B shape, some of the 0.6B shape, and ends that are no whole tile.
-const PRODUCTS: [Product; 14] = [
-    Product { name: "8B qkv", n: &[4096, 1024, 1024], k: 4096, gated: false, formats: BF16 },
-    Product { name: "8B o", n: &[4096], k: 4096, gated: false, formats: BF16 },
-    Product { name: "8B gate+up", n: &[12288, 12288], k: 4096, gated: true, formats: BF16 },
-    Product { name: "8B down", n: &[4096], k: 12288, gated: false, formats: BF16 },
-    Product { name: "0.6B qkv", n: &[2048, 1024, 1024], k: 1024, gated: false, formats: BF16 },
-    Product { name: "0.6B gate+up", n: &[3072, 3072], k: 1024, gated: true, formats: BF16 },
-    Product { name: "0.6B down", n: &[1024], k: 3072, gated: false, formats: BF16 },
-    Product { name: "odd", n: &[200, 24, 56], k: 576, gated: false, formats: BF16 },
-    Product { name: "odd gate+up", n: &[1000, 1000], k: 192, gated: true, formats: BF16 },
+const PRODUCTS: [Product; 16] = [
+    Product {
+        name: "8B qkv",
+        n: &[4096, 1024, 1024],
+        k: 4096,
+        gated: false,
+        added: false,
+        formats: BF16,
+    },
+    Product { name: "8B o", n: &[4096], k: 4096, gated: false, added: false, formats: BF16 },
+    Product {
+        name: "8B gate+up",
+        n: &[12288, 12288],
+        k: 4096,
+        gated: true,
+        added: false,
+        formats: BF16,
+    },
+    Product { name: "8B down", n: &[4096], k: 12288, gated: false, added: false, formats: BF16 },
+    Product {
+        name: "0.6B qkv",
+        n: &[2048, 1024, 1024],
+        k: 1024,
+        gated: false,
+        added: false,
+        formats: BF16,
+    },
+    Product {
+        name: "0.6B gate+up",
+        n: &[3072, 3072],
+        k: 1024,
+        gated: true,
+        added: false,
+        formats: BF16,
+    },
+    Product { name: "0.6B down", n: &[1024], k: 3072, gated: false, added: false, formats: BF16 },
+    Product { name: "8B o, added", n: &[4096], k: 4096, gated: false, added: true, formats: BF16 },
+    Product { name: "odd, added", n: &[1000], k: 576, gated: false, added: true, formats: BF16 },
+    Product { name: "odd", n: &[200, 24, 56], k: 576, gated: false, added: false, formats: BF16 },
+    Product {
+        name: "odd gate+up",
+        n: &[1000, 1000],
+        k: 192,
+        gated: true,
+        added: false,
+        formats: BF16,
+    },
     Product {
         name: "8B gate+up Q8_0",
         n: &[12288, 12288],
         k: 4096,
         gated: true,
+        added: false,
         formats: &[Format::Q8_0; 2],
     },
     Product {
@@ -59,15 +99,31 @@ const PRODUCTS: [Product; 14] = [
         n: &[12288, 12288],
         k: 4096,
         gated: true,
+        added: false,
         formats: &[Format::Q4_1; 2],
     },
-    Product { name: "8B down Q8_0", n: &[4096], k: 12288, gated: false, formats: &[Format::Q8_0] },
-    Product { name: "8B down Q4_0", n: &[4096], k: 12288, gated: false, formats: &[Format::Q4_0] },
+    Product {
+        name: "8B down Q8_0",
+        n: &[4096],
+        k: 12288,
+        gated: false,
+        added: false,
+        formats: &[Format::Q8_0],
+    },
+    Product {
+        name: "8B down Q4_0",
+        n: &[4096],
+        k: 12288,
+        gated: false,
+        added: false,
+        formats: &[Format::Q4_0],
+    },
     Product {
         name: "odd Q4_1, Q6_K and Q8_0",
         n: &[200, 24, 56],
         k: 768,
         gated: false,
+        added: false,
         formats: &[Format::Q4_1, Format::Q6_K, Format::Q8_0],
     },
 ];
@@ -165,7 +221,12 @@ impl Product {
             let epilogue = if self.gated { Epilogue::SwiGluQuantised } else { Epilogue::Store };
             let (axis, k, out_cols) = (Axis::T, self.k, cols);
             let gemm = Gemm { axis, k, x: None, xq: Some(x), parts, epilogue, out, out_cols };
-            b.op(format!("layers.{layer}.{}", self.name), LaneId::MAIN, OpKind::Gemm(gemm));
+            let name = format!("layers.{layer}.{}", self.name);
+            b.op(name.clone(), LaneId::MAIN, OpKind::Gemm(gemm.clone()));
+            if self.added {
+                let again = Gemm { epilogue: Epilogue::AddTo, ..gemm };
+                b.op(format!("{name}.again"), LaneId::MAIN, OpKind::Gemm(again));
+            }
         }
         b.finish()
     }
@@ -241,7 +302,8 @@ fn distance(product: &Product, files: &[Vec<u8>], ran: &Ran) -> f64 {
             for n in (0..count).step_by(97).chain([count - 1]) {
                 let at = (first + n) as usize * 4;
                 let bytes = [ran.bits[at], ran.bits[at + 1], ran.bits[at + 2], ran.bits[at + 3]];
-                see(f64::from(f32::from_le_bytes(bytes)), dot(part, n));
+                let times = if product.added { 2.0 } else { 1.0 };
+                see(f64::from(f32::from_le_bytes(bytes)), times * dot(part, n));
             }
             first += count;
         }
@@ -321,7 +383,7 @@ pub fn run(table: &mut Table) {
             }
         }
         bits(&mut device, product, &files, table);
-        if !product.name.starts_with("odd") {
+        if !product.name.starts_with("odd") && !product.added {
             speed(&mut device, product, layers, table);
         }
     }
