@@ -8,7 +8,7 @@ use crate::hazard::{Fault, Hazard, Touch};
 use crate::summary::Bytes;
 use crate::{BufferKind, EdgeKind, OpId, Packing, StepPlan};
 use core::fmt::Write as _;
-use layout::{Layout, Rect};
+use layout::{Band, Layout, Rect};
 use std::collections::HashMap;
 
 const STYLE: &str = "text{font:11px 'DejaVu Sans',Verdana,sans-serif;fill:#1f2933}\
@@ -32,16 +32,17 @@ pub fn svg(plan: &StepPlan, packing: &Packing, hazards: &[Hazard]) -> String {
     let layout = Layout::new(plan, packing, hazards.len().min(HAZARDS_SHOWN_MAX + 1));
     let mut p = Picture { plan, packing, layout, out: String::new() };
     p.head();
-    let head = core::mem::take(&mut p.out);
-    p.lanes();
-    p.grid();
-    let ground = core::mem::take(&mut p.out);
-    p.edges();
-    p.ops();
-    p.arena();
-    p.marks(hazards);
-    let drawn = core::mem::replace(&mut p.out, head);
-    p.bands(&ground, &drawn);
+    let bands = core::mem::take(&mut p.layout.bands);
+    for band in &bands {
+        p.lanes(band);
+        p.grid(band);
+        p.begin(band);
+        p.edges(band);
+        p.ops(band);
+        p.arena(band);
+        p.marks(band, hazards);
+        p.out.push_str("</svg>\n");
+    }
     p.hazards(hazards);
     p.out.push_str("</svg>\n");
     p.out
@@ -147,32 +148,19 @@ impl Picture<'_> {
         self.text(16.0, 60.0, "sub small", keys);
     }
 
-    /// What is drawn over its ground. In bands the whole is drawn once, and each band shows its part.
-    fn bands(&mut self, ground: &str, drawn: &str) {
-        if self.layout.bands.len() == 1 {
-            self.out.push_str(ground);
-            self.out.push_str(drawn);
-            return;
-        }
+    /// Begins what a band shows of the columns: nothing of the others reaches beyond it.
+    fn begin(&mut self, band: &Band) {
+        let first = layout::GUTTER;
+        let Rect { x, y, w, h } = band.view();
         self.put(format_args!(
-            "<defs><g id=\"ground\">\n{ground}</g>\n<g id=\"drawn\">\n{drawn}</g></defs>"
+            "<svg x=\"{first:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" \
+             viewBox=\"{x:.1} {y:.1} {w:.1} {h:.1}\">"
         ));
-        let first = self.layout.bands[0].x;
-        for (i, band) in self.layout.bands.clone().into_iter().enumerate() {
-            let down = i as f64 * layout::band_step(band.h);
-            let Rect { x, y, w, h } = band;
-            self.put(format_args!("<use href=\"#ground\" y=\"{down:.1}\"/>"));
-            self.put(format_args!(
-                "<svg x=\"{first:.1}\" y=\"{:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" \
-                 viewBox=\"{x:.1} {y:.1} {w:.1} {h:.1}\"><use href=\"#drawn\"/></svg>",
-                y + down
-            ));
-        }
     }
 
-    fn lanes(&mut self) {
+    fn lanes(&mut self, band: &Band) {
         for i in 0..self.plan.lanes.len() {
-            let r = self.layout.lane(i);
+            let r = band.lanes[i];
             let class = if i % 2 == 0 { "lane" } else { "lane odd" };
             let name = self.plan.lanes[i].clone();
             self.rect(r, class, "", &name);
@@ -180,11 +168,11 @@ impl Picture<'_> {
         }
     }
 
-    fn ops(&mut self) {
+    fn ops(&mut self, band: &Band) {
         let waits: Vec<OpId> =
             self.plan.edges.iter().filter(|e| e.kind == EdgeKind::NextStep).map(|e| e.to).collect();
         for id in self.plan.op_ids() {
-            let Some(r) = self.layout.op(id) else { continue };
+            let Some(r) = self.layout.own(id, band) else { continue };
             let op = self.plan.op(id);
             let class = if op.kind.is_host() { "op host" } else { "op" };
             let title = format!("#{} {} ({})", id.0, op.name, op.kind.kernel());
@@ -212,11 +200,13 @@ impl Picture<'_> {
         }
     }
 
-    fn edges(&mut self) {
+    fn edges(&mut self, band: &Band) {
         for e in self.plan.edges.iter().filter(|e| e.kind != EdgeKind::NextStep) {
-            let (Some(a), Some(b)) = (self.layout.op(e.from), self.layout.op(e.to)) else {
+            let ends = [e.from, e.to].map(|op| self.layout.op(op, band));
+            let [Some(a), Some(b)] = ends else { continue };
+            if !self.layout.crosses(e.from, e.to, band) {
                 continue;
-            };
+            }
             let class = if e.kind == EdgeKind::Event { "edge" } else { "edge pdl" };
             let path = layout::curve(a, b);
             self.put(format_args!(
@@ -225,13 +215,13 @@ impl Picture<'_> {
         }
     }
 
-    fn grid(&mut self) {
-        let area = self.layout.arena;
+    fn grid(&mut self, band: &Band) {
+        let area = Rect { x: layout::GUTTER, ..band.arena };
         self.text(16.0, area.y - 8.0, "name", "arena over time");
         let ticks = 4;
         for i in 0..=ticks {
             let bytes = self.packing.arena_bytes() * i / ticks;
-            let y = self.layout.arena_y(bytes);
+            let y = self.layout.arena_y(bytes, band);
             let x2 = area.x + area.w;
             self.put(format_args!(
                 "<line x1=\"{:.1}\" y1=\"{y:.1}\" x2=\"{x2:.1}\" y2=\"{y:.1}\" class=\"grid\"/>",
@@ -241,9 +231,9 @@ impl Picture<'_> {
         }
     }
 
-    fn arena(&mut self) {
+    fn arena(&mut self, band: &Band) {
         for id in self.plan.buffer_ids() {
-            let Some(r) = self.layout.buffer(id) else { continue };
+            let Some(r) = self.layout.buffer(id, band) else { continue };
             let b = self.plan.buffer(id);
             let (hue, light) = match b.kind {
                 BufferKind::Input { .. } => (45, 78),
@@ -257,11 +247,16 @@ impl Picture<'_> {
         }
         // Labels last: a neighbour drawn later would cover them.
         for id in self.plan.buffer_ids() {
-            let Some(r) = self.layout.buffer(id) else { continue };
+            let Some(r) = self.layout.buffer(id, band) else { continue };
+            // What began in an earlier band has its name there.
+            let r = if r.x < band.arena.x { continue } else { r };
             let fits = ((r.w - 4.0) / 5.6) as usize;
             if r.h >= 10.0 && fits >= 2 {
                 let y = r.y + (r.h / 2.0 + 3.5).min(r.h - 2.0);
-                let name = end(&self.plan.buffer(id).name, fits);
+                let name = &self.plan.buffer(id).name;
+                // Most are what an op puts out, which tells none from another.
+                let told = name.strip_suffix(".out").filter(|_| name.chars().count() > fits);
+                let name = end(told.unwrap_or(name), fits);
                 self.text(r.x + 3.0, y, "small", &name);
             }
         }
@@ -293,10 +288,10 @@ impl Picture<'_> {
         }
     }
 
-    fn marks(&mut self, hazards: &[Hazard]) {
+    fn marks(&mut self, band: &Band, hazards: &[Hazard]) {
         let mut numbers: HashMap<OpId, usize> = HashMap::new();
         for (i, hazard) in hazards.iter().take(HAZARDS_SHOWN_MAX).enumerate() {
-            self.mark(i + 1, hazard, &mut numbers);
+            self.mark(band, i + 1, hazard, &mut numbers);
         }
     }
 
@@ -310,10 +305,22 @@ impl Picture<'_> {
 
     /// Rings the ops that take part, draws the missing order between two of them, and paints the
     /// bytes that clash. The number stands on the upper edge of the op that has to wait.
-    fn mark(&mut self, number: usize, hazard: &Hazard, numbers: &mut HashMap<OpId, usize>) {
+    fn mark(
+        &mut self,
+        band: &Band,
+        number: usize,
+        hazard: &Hazard,
+        numbers: &mut HashMap<OpId, usize>,
+    ) {
         let touches = hazard.touches();
-        let spots: Vec<Rect> = touches.iter().filter_map(|t| self.layout.op(t.op)).collect();
-        for r in &spots {
+        let spots: Vec<Rect> = touches.iter().filter_map(|t| self.layout.op(t.op, band)).collect();
+        let ends = [touches.first(), touches.last()].map(|t| t.map(|t| t.op));
+        let [Some(from), Some(to)] = ends else { return };
+        if !self.layout.crosses(from, to, band) {
+            return;
+        }
+        for touch in &touches {
+            let Some(r) = self.layout.own(touch.op, band) else { continue };
             self.rect(r.grown(2.0), "bad", " rx=\"4\"", &hazard.to_string());
         }
         if let [a, b] = spots[..]
@@ -325,9 +332,11 @@ impl Picture<'_> {
             ));
         }
         if let Fault::Aliasing { first, second, arena } = &hazard.fault {
-            self.clash(first, second, arena.clone(), &hazard.to_string());
+            self.clash(band, first, second, arena.clone(), &hazard.to_string());
         }
-        if let (Some(r), Some(touch)) = (spots.last(), touches.last()) {
+        if let (Some(r), Some(touch)) = (spots.last(), touches.last())
+            && self.layout.own(touch.op, band).is_some()
+        {
             let before = numbers.entry(touch.op).or_default();
             let down = *before as f64 * 15.0;
             *before += 1;
@@ -338,10 +347,18 @@ impl Picture<'_> {
         }
     }
 
-    fn clash(&mut self, a: &Touch, b: &Touch, arena: core::ops::Range<u64>, title: &str) {
-        let columns = [a.op, b.op].map(|o| self.layout.op(o));
+    fn clash(
+        &mut self,
+        band: &Band,
+        a: &Touch,
+        b: &Touch,
+        arena: core::ops::Range<u64>,
+        title: &str,
+    ) {
+        let columns = [a.op, b.op].map(|o| self.layout.op(o, band));
         let [Some(a), Some(b)] = columns else { return };
-        let (lo, hi) = (self.layout.arena_y(arena.start), self.layout.arena_y(arena.end));
+        let (lo, hi) =
+            (self.layout.arena_y(arena.start, band), self.layout.arena_y(arena.end, band));
         let (x, end) = (a.x.min(b.x), (a.x + a.w).max(b.x + b.w));
         let r = Rect { x, y: lo.min(hi), w: end - x, h: (hi - lo).abs().max(2.0) };
         self.rect(r, "clash", "", title);

@@ -108,6 +108,18 @@ fn a_picture_of_any_plan_fits_a_screen_and_its_names_tell() {
     let before = height(&plan);
     plan.lanes.push("nothing".into());
     assert!(height(&plan) - before < 25.0);
+    // A lane takes its height in those bands alone in which something runs on it.
+    let mut long = overlap::plan(40, 4, 8);
+    let late = LaneId(long.lanes.len() as u8);
+    long.lanes.push("late".into());
+    long.ops.last_mut().unwrap().lane = late;
+    let picture = svg(&long, &pack(&long), &[]);
+    elements(&picture);
+    let tags: Vec<&str> = picture.split('<').collect();
+    let is_late = |pair: &&[&str]| pair[1] == "title>late";
+    let heights: Vec<f64> =
+        tags.windows(2).filter(is_late).map(|pair| number(pair[0], "height")).collect();
+    assert!(heights.len() > 2 && heights.iter().filter(|h| **h > 25.0).count() == 1, "{heights:?}");
     let name = "layers.11.attention.with_a_long_name.that_differs_here";
     plan.ops[3].name = name.into();
     let picture = svg(&plan, &pack(&plan), &[]);
