@@ -1,6 +1,6 @@
 //! `lockstep bench`: arguments and wiring of the load generator.
 
-use crate::exit::{ENDED, Exit, Failure};
+use crate::exit::{self, ENDED, Exit, Failure, INTERRUPTED};
 use crate::out;
 use crate::results::{self, CANNOT, Results};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
@@ -23,7 +23,7 @@ const INCONCLUSIVE: u8 = 2;
 
 /// What `--help` shows below the flags.
 pub fn help() -> String {
-    "Prompts are random token ids of the exact length where the server takes them, else words that \
+    let about = "Prompts are random token ids of the exact length where the server takes them, else words that \
      it has counted. Every load is warmed up, then run until the 95% interval of its tokens a \
      second is narrower than --ci, or --max-repeats runs are done. Ctrl-C ends with what is there.\n\n\
      Examples:\n  \
@@ -32,14 +32,18 @@ pub fn help() -> String {
      lockstep bench --rate 2,4,8 --dataset sharegpt-like --slo-ttft-ms 500\n  \
      lockstep bench --dataset multi-turn --turns 6 --html bench.html\n  \
      lockstep bench http://a:30001 --compare http://b:8000 -c 16 --json both.jsonl\n  \
-     lockstep bench show both.jsonl --html both.html\n\n\
-     Exit codes of bench:\n  \
-       0  done, and every interval is as narrow as asked\n  \
-       2  inconclusive: an interval is wider, or the run was ended early\n  \
-       3  could not run: no server, no answers, or a wrong command line; or a result\n     \
-          could not be written\n  \
-       130  a second Ctrl-C ended it at once"
-        .to_owned()
+     lockstep bench show both.jsonl --html both.html\n\n";
+    let codes = [
+        (DONE, "done, and every interval is as narrow as asked"),
+        (INCONCLUSIVE, "inconclusive: an interval is wider, or the run was ended early"),
+        (
+            CANNOT,
+            "could not run: no server, no answers, or a wrong command line; or a result could not \
+             be written",
+        ),
+        (INTERRUPTED, "a second Ctrl-C ended it at once"),
+    ];
+    format!("{about}{}", exit::listed("Exit codes of bench:", &codes))
 }
 
 /// `bench`.

@@ -1,6 +1,6 @@
 //! `lockstep check`: arguments and wiring of the corruption gate.
 
-use crate::exit::{ENDED, Exit, Failure};
+use crate::exit::{self, ENDED, Exit, Failure, INTERRUPTED};
 use crate::out;
 use crate::results::{self, CANNOT, Results};
 use clap::{Args, ValueEnum, ValueHint};
@@ -118,13 +118,17 @@ pub enum ClaimArg {
 }
 
 /// What its exit codes mean; they are its own, for scripts that gate on it.
-const CODES: &str = "Exit codes of check:\n  \
-    0  clean, and every captured batch size was exercised (or what was not is accepted by\n     \
-       --accept-partial-coverage)\n  \
-    1  corrupted\n  \
-    2  inconclusive: too little evidence or coverage, or ended early; it says which\n  \
-    3  it could not run, or is clean and a report could not be written\n  \
-    130  a second Ctrl-C ended it at once";
+const CODES: [(u8, &str); 5] = [
+    (
+        0,
+        "clean, and every captured batch size was exercised (or what was not is accepted by \
+         --accept-partial-coverage)",
+    ),
+    (1, "corrupted"),
+    (2, "inconclusive: too little evidence or coverage, or ended early; it says which"),
+    (CANNOT, "it could not run, or is clean and a report could not be written"),
+    (INTERRUPTED, "a second Ctrl-C ended it at once"),
+];
 
 /// What stands below its help.
 pub fn help() -> String {
@@ -138,7 +142,8 @@ pub fn help() -> String {
          lockstep check --profile quick --sessions 8 --context 64 --max-tokens 200\n  \
          lockstep check --profile quick --max-tokens 300 --json\n  \
          lockstep check --isolate --html report.html --save report.json\n  \
-         lockstep check --replay report.json\n\n{CODES}"
+         lockstep check --replay report.json\n\n{}",
+        exit::listed("Exit codes of check:", &CODES)
     )
 }
 

@@ -98,19 +98,26 @@ const HELP_COLUMNS_MIN: usize = 30;
 pub fn help_of(own: &[Exit]) -> String {
     let of_all = [Exit::Done, Exit::Unexpected, Exit::Usage];
     let occurs = |exit: &Exit| of_all.contains(exit) || own.contains(exit);
+    let codes = TABLE.iter().filter(|(exit, _)| occurs(exit));
+    let codes: Vec<(u8, &str)> = codes.map(|(exit, meaning)| (*exit as u8, *meaning)).collect();
+    listed("Exit codes:", &codes)
+}
+
+/// Codes with what they mean, below a title.
+pub fn listed(title: &str, codes: &[(u8, &str)]) -> String {
+    let line = |(code, meaning): &(u8, &str)| format!("\n{}", lined(*code, meaning));
+    format!("{title}{}", codes.iter().map(line).collect::<String>())
+}
+
+fn lined(code: u8, meaning: &str) -> String {
     let columns = crate::out::columns().unwrap_or(HELP_COLUMNS);
     let columns = columns.clamp(HELP_COLUMNS_MIN, HELP_COLUMNS);
-    let lines = TABLE.iter().filter(|(exit, _)| occurs(exit));
-    let lines = lines.map(|(exit, meaning)| {
-        let line = format!("  {:>3}  {meaning}", *exit as u8);
-        format!("\n{}", crate::out::wrap(&line, columns, 7))
-    });
-    format!("Exit codes:{}", lines.collect::<String>())
+    crate::out::wrap(&format!("  {code:>3}  {meaning}"), columns, 7)
 }
 
 /// The line of [`INTERRUPTED`].
 pub fn interrupted() -> String {
-    format!("  {INTERRUPTED}  a second signal ended a draining server at once")
+    lined(INTERRUPTED, "a second signal ended a draining server at once")
 }
 
 /// The code of a failure where an operator ended a command before it had anything to say.
@@ -160,6 +167,19 @@ mod tests {
     fn every_code_is_in_the_table_once() {
         for (at, (exit, _)) in TABLE.iter().enumerate() {
             assert_eq!(*exit as usize, at);
+        }
+    }
+
+    /// What was found: the codes of `check` and `bench` broke at the margin, with no hang.
+    #[test]
+    fn every_list_of_codes_goes_on_under_its_text() {
+        for help in [help(), crate::check::help(), crate::bench::help()] {
+            let (_, codes) = help.split_once("Exit codes").unwrap();
+            for line in codes.lines().skip(1) {
+                let is_code = line.len() > 7 && line[2..5].trim().parse::<u8>().is_ok();
+                assert!(is_code || line.starts_with("       "), "{line}");
+                assert!(line.chars().count() <= HELP_COLUMNS, "{line}");
+            }
         }
     }
 
