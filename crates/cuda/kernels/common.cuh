@@ -65,8 +65,20 @@ __device__ __forceinline__ float warp_max(float v) {
 // Weights are tiles of 16 rows by 16 columns in the order in which the lanes of a warp hold the
 // first operand of mma.m16n8k16: lane 4 g + t has rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8,
 // 2 t + 9, as eight bf16 in sixteen bytes. Tiles of one row of tiles lie one after the other.
-__device__ __forceinline__ size_t tile_at(uint32_t row_tile, uint32_t k_tile, uint32_t k_tiles) {
-    return ((size_t)row_tile * k_tiles + k_tile) * 256;
+//
+// Matrices of gemm_wgmma.cu are grouped: four rows of tiles take turns, 64 columns (a stage) of each, so
+// that what a block brings for a stage lies in pieces of 8 KB. The last group may have fewer rows.
+constexpr uint32_t GROUP_TILES = 4;
+
+// Rows in the group of row `row_tile`, of `tiles`.
+__device__ __forceinline__ uint32_t group_width(uint32_t row_tile, uint32_t tiles) {
+    return min(GROUP_TILES, tiles - row_tile / GROUP_TILES * GROUP_TILES);
+}
+// Where a tile begins. `grouped`: rows of tiles of a grouped matrix, 0 of another.
+__device__ __forceinline__ size_t tile_at(uint32_t row_tile, uint32_t k_tile, uint32_t k_tiles, uint32_t grouped) {
+    if (!grouped) return ((size_t)row_tile * k_tiles + k_tile) * 256;
+    const uint32_t in_group = row_tile % GROUP_TILES, width = group_width(row_tile, grouped);
+    return ((size_t)(row_tile - in_group) * k_tiles + (k_tile / 4 * width + in_group) * 4 + k_tile % 4) * 256;
 }
 
 __host__ __device__ inline uint64_t mix64(uint64_t z) {

@@ -103,7 +103,7 @@ __device__ __forceinline__ void gemm_body(const GemmArgs& p) {
             while (part + 1 < p.parts && tile >= p.part[part].tiles) tile -= p.part[part++].tiles;
         }
         if (tile >= p.part[part].tiles) tile = 0;
-        w[m] = p.part[part].w + tile_at(tile, 0, p.k_tiles) / 8
+        w[m] = p.part[part].w + tile_at(tile, 0, p.k_tiles, 0) / 8
              + (size_t)(slice0 + slice_local) * steps * 64 + lane;
     }
     uint4 ring[MT][AHEAD][2];

@@ -9,7 +9,8 @@
 // no bits.
 //
 // A block multiplies 128 output features (of gate and up 64 each) with BT tokens. One warp keeps
-// STAGES stages of 64 channels on their way: weights as bulk copies of the tiles as they lie, tokens
+// STAGES stages of 64 channels on their way: weights as bulk copies of the tiles as they lie (grouped,
+// common.cuh), tokens
 // through a tensor map into swizzled rows. Weights of the first stages are asked for before the
 // previous kernel has ended. Two warpgroups take 64 features each: weights from shared memory to
 // registers, which is the order they are stored in, tokens straight from shared memory.
@@ -90,6 +91,20 @@ __device__ __forceinline__ uint32_t part_of(const WgmmaArgs& p, uint32_t unit, u
     return part;
 }
 
+// Where stages of a tile lie: the first byte, and how far it is to the next.
+struct TileStages {
+    const unsigned char* first;
+    uint32_t step;
+    // Of row `tile` of a bf16 part, from stage `stage` on.
+    __device__ __forceinline__ TileStages(const GemmPart& part, uint32_t tile, uint32_t stage, uint32_t k_tiles)
+        : first((const unsigned char*)part.w + tile_at(tile, stage * 4, k_tiles, part.tiles) * 2),
+          step(group_width(tile, part.tiles) * 2048) {}
+    // Of a quantised one, whose tiles lie row by row.
+    __device__ __forceinline__ TileStages(const GemmPart& part, uint32_t tile, uint32_t stage, uint32_t k_tiles,
+                                          uint32_t bytes)
+        : first((const unsigned char*)part.w + ((size_t)tile * (k_tiles / 4) + stage) * bytes), step(bytes) {}
+};
+
 // The warp that feeds the ring. Lane r copies tile r of the block's rows of tiles.
 template <int BT, int STAGES, int WGS, int SIDE, bool QUANT>
 __device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGES, WGS, SIDE>& ring, uint32_t unit,
@@ -104,7 +119,18 @@ __device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGE
         bytes = wide_tile_bytes(p.part[part].format);
         all = __reduce_add_sync(~0u, lane < TILES ? bytes : 0);
     }
-    const unsigned char* w = (const unsigned char*)p.part[part].w + ((size_t)tile * (p.k_tiles / 4) + stage0) * bytes;
+    TileStages w(p.part[part], tile, stage0, p.k_tiles);
+    if constexpr (QUANT) if (bytes != 2048) w = TileStages(p.part[part], tile, stage0, p.k_tiles, bytes);
+    // Tiles that lie one behind the other come in one copy, which the first one's lane asks for.
+    bool asks = lane < TILES;
+    if constexpr (!QUANT) {
+        const auto before = (const unsigned char*)__shfl_up_sync(~0u, (unsigned long long)w.first, 1);
+        const uint32_t step_before = __shfl_up_sync(~0u, w.step, 1);
+        const bool begins = lane == 0 || lane >= TILES || w.first != before + 2048 || w.step != step_before;
+        const uint32_t later = __ballot_sync(~0u, begins) >> 1 >> lane;
+        asks &= begins;
+        bytes *= __ffs(later);
+    }
     // Weights that one tile of tokens reads are read once a step.
     uint64_t policy;
     if (p.token_tiles == 1)
@@ -115,7 +141,7 @@ __device__ __forceinline__ void produce(const WgmmaArgs& p, const Ring<BT, STAGE
         const uint32_t s = i % STAGES;
         if (lane == 0) barrier_expect(ring.full(s), all);
         __syncwarp();
-        if (lane < TILES) copy_weights(ring.weights(s) + lane * 2048, w + (size_t)i * bytes, bytes, ring.full(s), policy);
+        if (asks) copy_weights(ring.weights(s) + lane * 2048, w.first + (size_t)i * w.step, bytes, ring.full(s), policy);
     };
     auto ask_tokens = [&](uint32_t i) {
         const uint32_t s = i % STAGES;

@@ -84,14 +84,14 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
     auto tile_weights = [&](uint32_t of) {
         uint32_t tile;
         const uint32_t part = part_of<R::TILES>(p, tiles.unit(of), tile_of_warp<SPLIT>(lane % R::TILES), tile);
-        return (const unsigned char*)p.part[part].w + (size_t)tile * (p.k_tiles / 4) * 2048;
+        return TileStages(p.part[part], tile, 0, p.k_tiles);
     };
-    auto ask_weights = [&](const unsigned char* from, uint32_t i) {
+    auto ask_weights = [&](const TileStages& from, uint32_t i) {
         if (asked >= STAGES) barrier_wait(ring.free(w.s), w.parity ^ 1);
         asked++;
         if (lane == 0) barrier_expect(ring.full(w.s), R::BYTES);
         __syncwarp();
-        if (lane < R::TILES) copy_weights(ring.weights(w.s) + lane * 2048, from + (size_t)i * 2048, 2048, ring.full(w.s), policy);
+        if (lane < R::TILES) copy_weights(ring.weights(w.s) + lane * 2048, from.first + (size_t)i * from.step, 2048, ring.full(w.s), policy);
         w.next();
     };
     auto ask_tokens = [&](uint32_t of, uint32_t i) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
     const uint32_t early = min(count, (uint32_t)STAGES);
     bool first = true;
     for (uint32_t of = blockIdx.x; of < tiles.all(); of += gridDim.x) {
-        const unsigned char* from = tile_weights(of);
+        const TileStages from = tile_weights(of);
         uint32_t i = 0;
         if (first) {
             for (; i < early; i++) ask_weights(from, i);

@@ -29,6 +29,7 @@ struct EmbedArgs {
     const __nv_bfloat16* w;
     float* out;
     uint32_t rows, dim, k_tiles, format;
+    uint32_t grouped, pad;
 };
 
 // The row of a quantised matrix.
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) embed(const __grid_constant__ 
     if (p.format == Q4_1) return embed_quantised<Q4_1>(p, token, out);
     for (uint32_t i = threadIdx.x; i < p.dim / 4; i += 256) {
         const uint32_t k_tile = i / 4, t = i % 4;
-        const __nv_bfloat16* lane = p.w + tile_at(token / 16, k_tile, p.k_tiles) + (g * 4 + t) * 8 + half * 2;
+        const __nv_bfloat16* lane = p.w + tile_at(token / 16, k_tile, p.k_tiles, p.grouped) + (g * 4 + t) * 8 + half * 2;
         const __nv_bfloat162 low = *(const __nv_bfloat162*)lane, high = *(const __nv_bfloat162*)(lane + 4);
         *(float2*)(out + k_tile * 16 + 2 * t) = __bfloat1622float2(low);
         *(float2*)(out + k_tile * 16 + 2 * t + 8) = __bfloat1622float2(high);
@@ -255,7 +256,7 @@ struct PackArgs {
     uint64_t seed;
     uint32_t n, k, k_tiles, tiles;
     float scale;
-    uint32_t pad;
+    uint32_t grouped;
 };
 
 // Row-major bf16 to tiles; rows past n are zero. Without a source, element i of the matrix is
@@ -278,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(256) pack_matrix(const __grid_const
                 v = __float2bfloat16_rn(__fmul_rn(u, p.scale));
             }
         }
-        p.to[e] = v;
+        p.to[tile_at(tile / p.k_tiles, tile % p.k_tiles, p.k_tiles, p.grouped ? p.tiles : 0) + e % 256] = v;
     }
 }
 

@@ -1,6 +1,7 @@
 //! The compiled kernels: which were built in, which fit this GPU, and their names.
 
 use crate::driver::{Driver, Function, Module};
+use crate::gemm::WGMMA_STAGE;
 use crate::{CudaError, nvrtc};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -215,6 +216,11 @@ impl Kernels {
             }
         }
         Ok(Kernels { _modules: modules, found, clusters: driver.capability.0 >= 9, wgmma })
+    }
+
+    /// Whether a product over `k` channels is one of `gemm_wgmma.cu`, and so are its weights laid out.
+    pub fn on_wgmma(&self, k: u32) -> bool {
+        self.wgmma && k.is_multiple_of(WGMMA_STAGE)
     }
 
     /// A kernel by name.

@@ -70,8 +70,11 @@ pub struct EmbedArgs {
     pub dim: u32,
     pub k_tiles: u32,
     pub format: u32,
+    /// Rows of tiles of the matrix where they lie in groups, else 0.
+    pub grouped: u32,
+    pub pad: u32,
 }
-args!(EmbedArgs, 48);
+args!(EmbedArgs, 56);
 
 /// `rms_norm`.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +143,8 @@ pub struct PackArgs {
     pub k_tiles: u32,
     pub tiles: u32,
     pub scale: f32,
-    pub pad: u32,
+    /// Rows of tiles lie in groups.
+    pub grouped: u32,
 }
 args!(PackArgs, 48);
 

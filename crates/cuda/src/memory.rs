@@ -12,8 +12,11 @@ use lockstep_plan::format::{Format, decode_blocks};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Elements that are sent to the GPU at a time: whole tiles of rows.
+/// Elements that are sent to the GPU at a time: whole groups of rows.
 const STAGING_ELEMS: usize = 16 << 20;
+
+/// Rows of a group of tiles (`GROUP_TILES` of `common.cuh`): what is sent at a time is whole ones.
+const GROUP_ROWS: usize = 4 * TILE_ROWS as usize;
 
 /// How a weight lies on the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,7 +124,7 @@ impl Memory {
         }
         let bytes = self.reserve(name, size)?;
         let row_elems = k as usize;
-        let rows_at_once = (STAGING_ELEMS / row_elems).max(1).next_multiple_of(TILE_ROWS as usize);
+        let rows_at_once = (STAGING_ELEMS / row_elems).max(1).next_multiple_of(GROUP_ROWS);
         let row_bytes = source.len() / n as usize;
         let driver = self.driver.clone();
         let staged = self.staging(rows_at_once * row_elems * 2)?;
@@ -134,8 +137,9 @@ impl Memory {
             let (host, launch) = if tile_format == TileFormat::Bf16 {
                 let host = &mut staged.host.bytes_mut()[..count as usize * row_elems * 2];
                 to_bf16(format, rows, host);
-                let k_tiles = k / 16;
-                let args = PackArgs { from, to, seed: 0, n, k, k_tiles, tiles, scale: 0.0, pad: 0 };
+                let (k_tiles, grouped) = (k / 16, u32::from(kernels.on_wgmma(k)));
+                let args =
+                    PackArgs { from, to, seed: 0, n, k, k_tiles, tiles, scale: 0.0, grouped };
                 (host, pack_launch(kernels, args))
             } else {
                 let host = &mut staged.host.bytes_mut()[..rows.len()];
@@ -167,8 +171,8 @@ impl Memory {
         let size = self.backend.matrix_bytes(Format::BF16, n, k)?;
         let bytes = self.reserve(name, size)?;
         let tiles = n.div_ceil(TILE_ROWS);
-        let (to, k_tiles) = (bytes.address, k / 16);
-        let args = PackArgs { from: 0, to, seed, n, k, k_tiles, tiles, scale, pad: 0 };
+        let (to, k_tiles, grouped) = (bytes.address, k / 16, u32::from(kernels.on_wgmma(k)));
+        let args = PackArgs { from: 0, to, seed, n, k, k_tiles, tiles, scale, grouped };
         let launch = pack_launch(kernels, args);
         // SAFETY: the tiles are exactly `bytes`.
         unsafe { self.driver.launch(&launch.shape, &launch.args)? };

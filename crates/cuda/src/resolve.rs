@@ -1,6 +1,6 @@
 //! From an op of a proven plan to a launch: names become addresses, shapes become arguments.
 
-use crate::backend::{self, TileFormat};
+use crate::backend::{self, TILE_ROWS, TileFormat};
 use crate::driver::Shape;
 use crate::kernels::Kernels;
 use crate::launch::{
@@ -169,7 +169,7 @@ impl<'a> Resolver<'a> {
     }
 
     fn embed(&self, e: &plan::Embed) -> Result<Launch, DeviceError> {
-        let (_, k, format) = self.tiles(e.w)?;
+        let (n, k, format) = self.tiles(e.w)?;
         let rows = self.rows(e.axis);
         let args = EmbedArgs {
             live: self.live(e.axis),
@@ -180,6 +180,8 @@ impl<'a> Resolver<'a> {
             dim: e.dim,
             k_tiles: k / 16,
             format: format as u32,
+            grouped: if self.kernels.on_wgmma(k) { n.div_ceil(TILE_ROWS) } else { 0 },
+            pad: 0,
         };
         Ok(Launch::new(self.shape("embed", (rows, 1), 256, 0), args))
     }

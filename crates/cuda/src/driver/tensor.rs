@@ -52,7 +52,8 @@ impl PageMap {
             strides: [u64::from(head_dim) * 2, u64::from(line) * 2],
             in_box: [line, page_tokens, lines],
             swizzle,
-            promotion: sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            // Both halves of a position are asked for by themselves: 256 bytes would come twice.
+            promotion: sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         })
         .map(PageMap)
     }

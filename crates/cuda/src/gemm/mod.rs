@@ -7,9 +7,8 @@ mod tiling;
 mod wgmma_tiling;
 
 use self::tiling::Tiling;
-use self::wgmma_tiling::{
-    Form, MULTIPROCESSORS, WGMMA_STAGE, WGMMA_TILES, WgmmaTiling, Work, wgmma_slices,
-};
+pub(crate) use self::wgmma_tiling::WGMMA_STAGE;
+use self::wgmma_tiling::{Form, MULTIPROCESSORS, WGMMA_TILES, WgmmaTiling, Work, wgmma_slices};
 use crate::backend::{K_STEP, TILE_ROWS, TileFormat, gemm_slices};
 use crate::driver::{Shape, TokenMap};
 use crate::launch::{GemmArgs, Launch, PartArgs, WgmmaArgs};
@@ -37,16 +36,11 @@ impl Resolver<'_> {
     /// Resolves a GEMM.
     pub(crate) fn gemm(&self, g: &Gemm) -> Result<Launch, DeviceError> {
         let product = self.product(g)?;
-        if self.on_wgmma(g) {
+        if self.kernels.on_wgmma(g.k) {
             return self.wgmma(g, &product);
         }
         assert!(!product.quantised, "matrices that stay quantised have a wgmma kernel");
         Ok(self.mma(g, &product))
-    }
-
-    /// Whether a GEMM is one of `gemm_wgmma.cu`.
-    pub(crate) fn on_wgmma(&self, g: &Gemm) -> bool {
-        self.kernels.wgmma && g.k.is_multiple_of(WGMMA_STAGE)
     }
 
     fn product(&self, g: &Gemm) -> Result<Product, DeviceError> {

@@ -6,7 +6,7 @@ use super::BLOCKS_ENOUGH;
 pub(super) const WGMMA_TILES: u32 = 8;
 
 /// Channels of one stage of the wgmma kernels.
-pub(super) const WGMMA_STAGE: u32 = 64;
+pub(crate) const WGMMA_STAGE: u32 = 64;
 
 /// Channels up to which blocks that go on to the next tile are faster than new ones.
 const MANY_K_MOST: u32 = 8192;
