@@ -165,11 +165,14 @@ pub fn ln_lanes(x: [f64; LANES]) -> [f64; LANES] {
     for l in 0..LANES {
         let halved = x[l] > core::f64::consts::SQRT_2;
         let m = if halved { x[l] * 0.5 } else { x[l] };
-        e[l] = if halved { core::f64::consts::LN_2 } else { 0.0 };
+        // A choice of two numbers would become a branch, which a router's logits take at random.
+        let all = u64::from(halved).wrapping_neg();
+        e[l] = f64::from_bits(core::f64::consts::LN_2.to_bits() & all);
         s[l] = (m - 1.0) / (m + 1.0);
     }
-    let mut series = [0.0; LANES];
-    for c in LN_SERIES {
+    // The first step from 0 gives the first coefficient.
+    let mut series = [LN_SERIES[0]; LANES];
+    for c in &LN_SERIES[1..] {
         for l in 0..LANES {
             series[l] = series[l] * (s[l] * s[l]) + c;
         }
