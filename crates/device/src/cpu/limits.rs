@@ -21,6 +21,8 @@ const PREFETCH_FLOATS: usize = 1024;
 const ROUNDS: u32 = 2_000;
 const TASKS_PER_THREAD: u32 = 16;
 const PEAKS: usize = 10;
+/// Ops of a walk that does nothing.
+const EMPTY_OPS: u32 = 1000;
 
 /// Marks of some threads of this machine, now: the best of several walks each, since other work
 /// can only slow one down.
@@ -32,13 +34,22 @@ pub struct Limits {
     pub f32_macs_s: f64,
     /// Divisions of f32 a second, likewise.
     pub f32_divs_s: f64,
+    /// Seconds of an op of one task that does nothing, among others.
+    pub empty_op_s: f64,
+    /// Seconds of a walk of one such op.
+    pub empty_walk_s: f64,
 }
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (gb, gmac) = (self.read_bytes_s / 1e9, self.f32_macs_s / 1e9);
         let gdiv = self.f32_divs_s / 1e9;
-        write!(f, "reads {gb:.1} GB/s, f32 multiply-adds {gmac:.1} GMAC/s, divisions {gdiv:.1} G/s")
+        let [op, walk] = [self.empty_op_s, self.empty_walk_s].map(|s| 1e6 * s);
+        write!(
+            f,
+            "reads {gb:.1} GB/s, f32 multiply-adds {gmac:.1} GMAC/s, divisions {gdiv:.1} G/s, "
+        )?;
+        write!(f, "an op of nothing {op:.2} us, and {walk:.2} us alone")
     }
 }
 
@@ -65,11 +76,15 @@ impl Limits {
         let tasks = TASKS_PER_THREAD * threads;
         let peak = best_s(&mut pool, &Peak { isa, tasks, of: multiply }, PEAKS)?;
         let divs = best_s(&mut pool, &Peak { isa, tasks, of: divide }, PEAKS)?;
+        let ops = best_s(&mut pool, &Empty { ops: EMPTY_OPS }, PEAKS)?;
+        let walk = best_s(&mut pool, &Empty { ops: 1 }, PEAKS)?;
         let all = f64::from(tasks) * f64::from(ROUNDS) * (chains(isa) * LANES) as f64;
         Ok(Limits {
             read_bytes_s: READ_BYTES as f64 / read,
             f32_macs_s: all / peak,
             f32_divs_s: all / divs,
+            empty_op_s: ops / f64::from(EMPTY_OPS),
+            empty_walk_s: walk,
         })
     }
 }
@@ -109,6 +124,25 @@ impl Program for Read<'_> {
             let from = self.slab.base().add(task as usize * part).cast::<f32>();
             black_box(total(self.isa, from.cast_const(), part / size_of::<f32>()));
         }
+    }
+}
+
+/// Ops of one task that does nothing.
+struct Empty {
+    ops: u32,
+}
+
+impl Program for Empty {
+    fn ops(&self) -> u32 {
+        self.ops
+    }
+
+    fn tasks(&self, _: u32) -> u32 {
+        1
+    }
+
+    unsafe fn run(&self, op: u32, _: u32, _: u32) {
+        black_box(op);
     }
 }
 
@@ -223,6 +257,7 @@ mod tests {
             assert!(limits.read_bytes_s.is_normal() && limits.read_bytes_s > 0.0, "{limits}");
             assert!(limits.f32_macs_s.is_normal() && limits.f32_macs_s > 0.0, "{limits}");
             assert!(limits.f32_divs_s.is_normal() && limits.f32_divs_s > 0.0, "{limits}");
+            assert!(limits.empty_op_s > 0.0 && limits.empty_walk_s > 0.0, "{limits}");
             // The chains converge to 2, and every one of them counts.
             // SAFETY: the instruction set is there.
             let sum = unsafe { multiply(isa, 0.5) };
