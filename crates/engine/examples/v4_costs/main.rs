@@ -53,16 +53,12 @@ const STEPS: u64 = 64;
 
 fn costs(bench: &mut Bench, limits: &Limits) {
     let rows = bench.setting.running;
-    // Pages of a pool are the system's until they are touched: once before all that is timed.
-    for timed in [false, true] {
-        bench.submit_all(bench::TOKENS_MORE);
-        bench.past_prefill();
-        bench.steps(4);
-        if !timed {
-            bench.steps(2 * STEPS);
-            bench.cancel_all();
-        }
-    }
+    // Pages of a pool are the system's until they are touched: all of them before anything is timed.
+    bench.submit_all(bench::TOKENS_MORE);
+    bench.until_idle();
+    bench.submit_all(bench::TOKENS_MORE);
+    bench.past_prefill();
+    bench.steps(4);
     bench.time(false);
     let phase = bench.decode(STEPS);
     let whole = bench.time(true);
@@ -70,7 +66,6 @@ fn costs(bench: &mut Bench, limits: &Limits) {
     let ops = bench.take_log();
     bench.cancel_all();
     table::print(&format!("decode, {rows} rows"), &phase, &whole, &ops, limits);
-    bench.prefill();
     bench.time(false);
     let phase = bench.prefill();
     let whole = bench.time(true);
