@@ -269,7 +269,7 @@ mod tests {
             for (i, v) in noise(n, seed + 2000).into_iter().enumerate() {
                 let place = (v.abs() * 24.0) as usize;
                 scores[i] = odd.get(place).copied().unwrap_or((4.0 * scores[i]).round());
-                bias[i] = if place % 2 == 0 { -0.0 } else { bias[i].round() };
+                bias[i] = if place.is_multiple_of(2) { -0.0 } else { bias[i].round() };
             }
             let mut chosen = vec![0; n.min(PER_TOKEN_MAX)];
             choose(&scores, &bias, &mut chosen);
