@@ -9,6 +9,7 @@ struct AttnArgs {
     const void *k_pages, *v_pages;
     float* scratch;
     void* out;
+    const float *turn, *q_norm;  // of queries that are still to be normed and turned; no turn: done
     uint32_t rows, heads, kv_heads, table_stride;
     uint32_t window, parts, ways, head_dim;
     float scale;
@@ -16,6 +17,9 @@ struct AttnArgs {
     uint32_t base2;     // m is in powers of two
     uint32_t out_bf16;  // the combination writes bf16 rows
     uint32_t whole;     // there is one part, and who has it writes the rows
+    uint32_t adjacent;  // pairs that are turned
+    float eps;
+    uint32_t pad;
 };
 
 constexpr int SPLIT = 256;

@@ -177,6 +177,7 @@ struct RopeArgs {
     uint32_t rows, heads, kv_heads, head_dim;
     uint32_t rotary_dim, adjacent, kv_f16;
     float eps;
+    uint32_t first, pad;  // heads before the first stay as they are
 };
 
 template <class T> __device__ __forceinline__ void put_kv(void* pages, size_t at, float v);
@@ -193,7 +194,7 @@ template <int N> __device__ __forceinline__ void rope_row(const RopeArgs& p) {
     let_next_start();
     __shared__ float heads[4][N * 32];
     const uint32_t row = blockIdx.x, lane = threadIdx.x % 32, all = p.heads + 2 * p.kv_heads;
-    uint32_t h = blockIdx.y * 4 + threadIdx.x / 32;
+    uint32_t h = p.first + blockIdx.y * 4 + threadIdx.x / 32;
     if (h >= all) return;
     // Rows past the live ones are read, since their bytes are there, and not written.
     const uint32_t live = *p.live, position = p.positions[row], slot = p.write_slots[row];

@@ -15,8 +15,8 @@ const MMA_ROWS: u32 = 16;
 /// Warps that share the pages of a tile of tokens.
 const TILE_WARPS: u32 = 4;
 
-/// Blocks beside those of tiles: they take the rows of tiles of several sequences in turns.
-const ALONE_BLOCKS: u32 = 1056;
+/// Blocks beside those of tiles: they take the rows of tiles of more than two sequences in turns.
+const ALONE_BLOCKS: u32 = 264;
 
 /// Pages of K and V that a block has in shared memory.
 const STAGES: u32 = 3;
@@ -42,6 +42,8 @@ impl Resolver<'_> {
             v_pages: self.at.at(a.v_pages),
             scratch: self.at.at(a.scratch),
             out: self.at.at(a.out),
+            turn: 0,
+            q_norm: 0,
             rows,
             heads: a.attn.heads,
             kv_heads: a.attn.kv_heads,
@@ -55,6 +57,8 @@ impl Resolver<'_> {
             base2: u32::from(mma),
             out_bf16: u32::from(a.out_quantised),
             whole: 0,
+            adjacent: 0,
+            eps: 0.0,
             pad: 0,
         }
     }
@@ -76,7 +80,7 @@ impl Resolver<'_> {
         Launch::new(self.shape(&kernel, (blocks, 1), 256, shared), args)
     }
 
-    /// Where sequences have one token each, a warp a block; else tiles of tokens before them.
+    /// Where sequences have one token each, a warp a block; else tiles of tokens after them.
     pub(crate) fn attention_mma(&self, args: AttnArgs) -> Launch {
         let per_kv = args.heads / args.kv_heads;
         let chunks = !self.plan.bucket.is_decode() && per_kv <= MMA_ROWS;

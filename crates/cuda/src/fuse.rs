@@ -123,12 +123,19 @@ impl Resolver<'_> {
     /// # Errors
     /// The driver refuses a map of the pages.
     pub fn fused(&self, first: OpId) -> Result<Option<Step>, DeviceError> {
-        let Some((w, a)) = self.one_kernel(first) else { return Ok(self.whole_rows(first)) };
-        let last = OpId(first.0 + 2);
-        Ok(Some(Step { first, last, launch: self.attention_decode(w, a)? }))
+        if let Some((w, a)) = self.one_kernel(first) {
+            let last = OpId(first.0 + 2);
+            return Ok(Some(Step { first, last, launch: self.attention_decode(w, a)? }));
+        }
+        if let Some(w) = self.keys_alone(first) {
+            let launch = self.rope_kv_write(w, w.attn.heads);
+            return Ok(Some(Step { first, last: first, launch }));
+        }
+        Ok(self.whole_rows(first))
     }
 
-    fn one_kernel(&self, first: OpId) -> Option<(&RopeKvWrite, &Attention)> {
+    /// A rotation, and both halves of attention right after it, that meet no other lane.
+    fn three_ops(&self, first: OpId) -> Option<(&RopeKvWrite, &Attention)> {
         let ops = self.plan.ops.get(first.index()..first.index() + 3)?;
         let [OpKind::RopeKvWrite(w), OpKind::AttentionPartial(a), OpKind::AttentionCombine(c)] =
             [&ops[0].kind, &ops[1].kind, &ops[2].kind]
@@ -137,16 +144,25 @@ impl Resolver<'_> {
         };
         let last = OpId(first.0 + 2);
         let lane = ops[0].lane;
-        if !self.plan.bucket.is_decode() || ops.iter().any(|o| o.lane != lane) || a != c {
-            return None;
-        }
         let same = w.qkv == a.qkv && w.k_pages == a.k_pages && w.v_pages == a.v_pages;
-        let per_kv = a.attn.heads / a.attn.kv_heads;
-        let fits = same && on_tensor_cores(&a.attn) && per_kv <= HEADS_MAX && a.out_quantised;
-        if !fits || !self.kernels.clusters || self.meets_others((first, last), lane) {
+        let fits = same && on_tensor_cores(&a.attn) && a.out_quantised && a == c;
+        if !fits || ops.iter().any(|o| o.lane != lane) || self.meets_others((first, last), lane) {
             return None;
         }
         Some((w, a))
+    }
+
+    fn one_kernel(&self, first: OpId) -> Option<(&RopeKvWrite, &Attention)> {
+        let (w, a) = self.three_ops(first)?;
+        let fits = a.attn.heads / a.attn.kv_heads <= HEADS_MAX;
+        (self.plan.bucket.is_decode() && fits && self.kernels.clusters).then_some((w, a))
+    }
+
+    /// A rotation of keys alone: attention, which takes whole rows, turns the queries that it reads.
+    fn keys_alone(&self, first: OpId) -> Option<&RopeKvWrite> {
+        let (w, a) = self.three_ops(first)?;
+        let turns = !self.plan.bucket.is_decode() && w.rotary_dim == a.attn.head_dim;
+        (turns && self.attention_args(a).parts == 1).then_some(w)
     }
 
     /// Both halves of attention, where sequences have many rows each: who has a row's only part writes it.
@@ -163,8 +179,16 @@ impl Resolver<'_> {
         if !fits || args.parts > 1 || self.meets_others((first, last), lane) {
             return None;
         }
-        let launch = self.attention_mma(AttnArgs { whole: 1, ..args });
-        Some(Step { first, last, launch })
+        let args = AttnArgs { whole: 1, ..args };
+        let before = first.0.checked_sub(1).and_then(|op| self.keys_alone(OpId(op)));
+        let args = before.map_or(args, |w| AttnArgs {
+            turn: self.at.at(w.table),
+            q_norm: self.at.opt(w.qk_norm.map(|(q, _)| q)),
+            adjacent: u32::from(w.pairing == RopePairing::Adjacent),
+            eps: f32::from_bits(w.eps_bits),
+            ..args
+        });
+        Some(Step { first, last, launch: self.attention_mma(args) })
     }
 
     /// Whether another device lane waits for something inside `first..=last`, or it for that lane.

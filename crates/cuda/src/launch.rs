@@ -128,8 +128,11 @@ pub struct RopeArgs {
     pub adjacent: u32,
     pub kv_f16: u32,
     pub eps: f32,
+    /// The first head that is taken; those before it stay as they are.
+    pub first: u32,
+    pub pad: u32,
 }
-args!(RopeArgs, 104);
+args!(RopeArgs, 112);
 
 /// `pack_matrix`.
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +211,8 @@ pub struct AttnArgs {
     pub v_pages: u64,
     pub scratch: u64,
     pub out: u64,
+    pub turn: u64,
+    pub q_norm: u64,
     pub rows: u32,
     pub heads: u32,
     pub kv_heads: u32,
@@ -221,9 +226,11 @@ pub struct AttnArgs {
     pub base2: u32,
     pub out_bf16: u32,
     pub whole: u32,
+    pub adjacent: u32,
+    pub eps: f32,
     pub pad: u32,
 }
-args!(AttnArgs, 128);
+args!(AttnArgs, 152);
 
 /// Rows that are one token of their sequence each, to be rotated, written and attended: what both
 /// kernels for them take, one field after the other there.

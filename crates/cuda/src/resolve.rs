@@ -106,7 +106,7 @@ impl<'a> Resolver<'a> {
             OpKind::RmsNorm(n) => self.rms_norm(n)?,
             OpKind::QuantizeRows(q) => self.quantize(q),
             OpKind::Gemm(g) => self.gemm(g)?,
-            OpKind::RopeKvWrite(w) => self.rope_kv_write(w),
+            OpKind::RopeKvWrite(w) => self.rope_kv_write(w, 0),
             OpKind::AttentionPartial(a) => self.attention_partial(a),
             OpKind::AttentionCombine(a) => self.attention_combine(a),
             OpKind::SiluMul(s) => self.silu_mul(s),
@@ -235,7 +235,8 @@ impl<'a> Resolver<'a> {
         Launch::new(self.shape("silu_mul", (s.dim.div_ceil(256), rows), 256, 0), args)
     }
 
-    fn rope_kv_write(&self, w: &plan::RopeKvWrite) -> Launch {
+    /// Heads before `first` stay as they are.
+    pub(crate) fn rope_kv_write(&self, w: &plan::RopeKvWrite, first: u32) -> Launch {
         let (q_norm, k_norm) = w.qk_norm.unzip();
         let rows = self.rows(Axis::T);
         let args = RopeArgs {
@@ -256,10 +257,13 @@ impl<'a> Resolver<'a> {
             adjacent: u32::from(w.pairing == RopePairing::Adjacent),
             kv_f16: u32::from(w.attn.kv_dtype == KvDtype::F16),
             eps: f32::from_bits(w.eps_bits),
+            first,
+            pad: 0,
         };
-        let heads = w.attn.heads + 2 * w.attn.kv_heads;
+        let heads = w.attn.heads + 2 * w.attn.kv_heads - first;
         // Many rows keep the GPU busy with a few warps each, which take several heads.
-        let blocks = if rows < ROWS_ENOUGH { heads.div_ceil(4) } else { 2 };
+        let blocks = heads.div_ceil(4);
+        let blocks = if rows < ROWS_ENOUGH { blocks } else { blocks.min(2) };
         let kernel = if w.attn.head_dim <= 128 { "rope_kv_write_128" } else { "rope_kv_write" };
         Launch::new(self.shape(kernel, (rows, blocks), 128, 0), args)
     }
