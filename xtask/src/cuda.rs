@@ -15,10 +15,11 @@ use std::time::Duration;
 /// What a GPU of which generation runs.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 
-/// CUDA 13.0's compiler and headers, from the Python index: about 110 MB to fetch.
-const WHEELS: [&str; 5] = [
+/// CUDA 13.0's compiler, its run-time compiler and headers, from the Python index: about 200 MB to fetch.
+const WHEELS: [&str; 6] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-nvrtc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-cccl==13.0.85",
@@ -169,10 +170,15 @@ impl Source {
 /// What the assembler warns of where matrix instructions wait for each other.
 const SERIALISED: &str = "wgmma.mma_async instructions are serialized";
 
+/// Where the wheels lie, as a toolkit does: `CUDA_HOME` for NVRTC and its headers.
+pub fn toolkit() -> Result<PathBuf, Stop> {
+    Ok(cache_root()?.join("cuda-13.0/nvidia/cu13"))
+}
+
 /// nvcc out of the wheels, fetched once into the cache.
 fn compiler() -> Result<PathBuf, Stop> {
     let dir = cache_root()?.join("cuda-13.0");
-    let nvcc = dir.join("nvidia/cu13/bin/nvcc");
+    let nvcc = toolkit()?.join("bin/nvcc");
     let stamp = dir.join("wheels");
     let recipe = WHEELS.join("\n");
     if std::fs::read_to_string(&stamp).is_ok_and(|s| s == recipe) && nvcc.exists() {

@@ -118,9 +118,6 @@ __device__ __forceinline__ void produce_many(const WgmmaArgs& p, const ManyRing<
     let_next_start();
 }
 
-struct Yes { static constexpr bool value = true; };
-struct No { static constexpr bool value = false; };
-
 // From two tokens of this lane's feature to two neighbouring features of one token.
 __device__ __forceinline__ float2 turn_pair(float first, float second, bool odd) {
     const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
@@ -179,12 +176,9 @@ __device__ __forceinline__ void put_many(const WgmmaArgs& p, const float (&sum)[
     const int left = (int)part->n - (int)n;
     const bool adds = p.epilogue == ADD_TO, aligned = ((uintptr_t)row % 8 | p.out_stride % 2) == 0;
     const bool pairs = aligned && tile * 16 + 16 <= part->n;
-    auto put = [&](auto as_pairs, auto whole) {
-        put_tile<TOKENS, as_pairs.value, whole.value>(sum, row, p.out_stride, bias, adds, left, token, live);
-    };
-    if (!pairs) put(No(), No());
-    else if (bias || token0 + TOKENS > live) put(Yes(), No());
-    else put(Yes(), Yes());
+    if (!pairs) put_tile<TOKENS, false, false>(sum, row, p.out_stride, bias, adds, left, token, live);
+    else if (bias || token0 + TOKENS > live) put_tile<TOKENS, true, false>(sum, row, p.out_stride, bias, adds, left, token, live);
+    else put_tile<TOKENS, true, true>(sum, row, p.out_stride, bias, adds, left, token, live);
 }
 
 template <int STAGES> __device__ __forceinline__ void many_body(const WgmmaArgs& p) {

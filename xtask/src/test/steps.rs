@@ -140,11 +140,16 @@ impl Steps {
         judge(counts, false, &ran.end, "doc tests")
     }
 
-    /// Every CUDA kernel for every architecture that is shipped, by the toolkit's own compiler.
+    /// Every CUDA kernel for every architecture that is shipped, by the toolkit's own compiler; those for
+    /// Hopper once more by the one that a user's machine has at run time.
     pub fn kernels(&self) -> Step {
         let count = cuda::check().map_err(bare)?;
         let note = format!("{count} compiled, none spills, all within their registers");
-        Ok(Found { note, ..Found::default() })
+        let mut command = cargo(&self.root);
+        command.args(["test", "--release", "--locked", "--workspace", "--lib", "nvrtc_takes"]);
+        command.args(["--", "--ignored"]).env("CUDA_HOME", cuda::toolkit().map_err(bare)?);
+        let ran = tee(&mut command, TESTS_LIMIT).map_err(bare)?;
+        judge(counts::of_rust(&ran.lines), ran.ok, &ran.end, &note)
     }
 
     /// The environment of the Python suites.
