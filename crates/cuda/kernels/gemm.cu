@@ -1,12 +1,11 @@
 // registers: 255
 // out = x * w^T for bf16 rows x and bf16 weights w, f32 sums.
 //
-// Definition. K is cut into `slices` equal parts, a number that follows from N and K alone. The
-// sum of a slice is a chain of mma.m16n8k16 steps in order of K from zero; slices are added in
-// order, the first as it is; then bias, then the epilogue, whose addition to the residual takes subnormals
-// as zeros. How tokens are tiled, and whether the
-// slices of an output belong to the warps of one block, to the blocks of a cluster or one after the
-// other to one warp, changes no bits, because a column of an mma depends on no other column.
+// Definition. K is cut into `slices` equal parts, a number that follows from N and K alone. The sum of a
+// slice is a chain of mma.m16n8k16 steps in order of K from zero; slices are added in order, the first as it
+// is; then bias, then the epilogue, whose addition to the residual takes subnormals as zeros. How tokens are
+// tiled, and whether the slices of an output belong to the warps of one block, to the blocks of a cluster or
+// one after the other to one warp, changes no bits, because a column of an mma depends on no other column.
 //
 // A warp multiplies MT tiles of 16 output features with 8 NT tokens. Weights go from memory to
 // registers in the order in which the warp needs them, AHEAD steps of 32 channels early; tokens go

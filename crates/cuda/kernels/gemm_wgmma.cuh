@@ -1,19 +1,17 @@
 // out = x * w^T for bf16 rows x and bf16 weights w on Hopper: wgmma with the weights as its 64 rows
 // and the tokens as its columns, so that one kernel serves one token and thousands.
 //
-// Definition. K is cut into `slices` equal parts, a number that follows from N and K alone. The
-// sum of a slice is a chain of wgmma steps of 16 channels in order of K from zero; slices are added
-// in order, the first as it is; then bias, then the epilogue, whose addition to the residual takes
-// subnormals as zeros. A token is a column of the instruction and depends on no other, so how many columns an instruction has, and whether the
-// slices of an output belong to the blocks of a cluster or follow each other in one block, changes
-// no bits.
+// Definition. K is cut into `slices` equal parts, a number that follows from N and K alone. The sum of a
+// slice is a chain of wgmma steps of 16 channels in order of K from zero; slices are added in order, the first
+// as it is; then bias, then the epilogue, whose addition to the residual takes subnormals as zeros. A token is
+// a column of the instruction and depends on no other, so how many columns an instruction has, and whether the
+// slices of an output belong to the blocks of a cluster or follow each other in one block, changes no bits.
 //
-// A block multiplies 128 output features (of gate and up 64 each) with BT tokens. One warp keeps
-// STAGES stages of 64 channels on their way: weights as bulk copies of the tiles as they lie (grouped,
-// common.cuh), tokens
-// through a tensor map into swizzled rows. Weights of the first stages are asked for before the
-// previous kernel has ended. Two warpgroups take 64 features each: weights from shared memory to
-// registers, which is the order they are stored in, tokens straight from shared memory.
+// A block multiplies 128 output features (of gate and up 64 each) with BT tokens. One warp keeps STAGES stages
+// of 64 channels on their way: weights as bulk copies of the tiles as they lie (grouped, common.cuh), tokens
+// through a tensor map into swizzled rows. Weights of the first stages are asked for before the previous kernel
+// has ended. Two warpgroups take 64 features each: weights from shared memory to registers, which is the order
+// they are stored in, tokens straight from shared memory.
 //
 // QUANT: parts may be quantised (quantised.cuh). Their tiles come to shared memory as they are, and
 // are decoded on their way to registers.

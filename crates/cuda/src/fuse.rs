@@ -92,6 +92,9 @@ impl Sharing {
     }
 }
 
+/// Channels of heads whose queries attention turns.
+const TURNED_DIM: u32 = 128;
+
 /// How warps share rows and KV heads where there are many: of no consequence for bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Walk {
@@ -145,6 +148,7 @@ impl Resolver<'_> {
         let last = OpId(first.0 + 2);
         let lane = ops[0].lane;
         let same = w.qkv == a.qkv && w.k_pages == a.k_pages && w.v_pages == a.v_pages;
+        let same = same && w.positions == a.positions && w.attn == a.attn;
         let fits = same && on_tensor_cores(&a.attn) && a.out_quantised && a == c;
         if !fits || ops.iter().any(|o| o.lane != lane) || self.meets_others((first, last), lane) {
             return None;
@@ -158,10 +162,13 @@ impl Resolver<'_> {
         (self.plan.bucket.is_decode() && fits && self.kernels.clusters).then_some((w, a))
     }
 
-    /// A rotation of keys alone: attention, which takes whole rows, turns the queries that it reads.
+    /// A rotation of keys alone: attention, which takes whole rows, turns the queries that it reads. Only of
+    /// heads whose bits the GPU suite has compared so: 128 channels, turned by halves, normed.
     fn keys_alone(&self, first: OpId) -> Option<&RopeKvWrite> {
         let (w, a) = self.three_ops(first)?;
-        let turns = !self.plan.bucket.is_decode() && w.rotary_dim == a.attn.head_dim;
+        let compared =
+            a.attn.head_dim == TURNED_DIM && w.pairing == RopePairing::Half && w.qk_norm.is_some();
+        let turns = compared && !self.plan.bucket.is_decode() && w.rotary_dim == a.attn.head_dim;
         (turns && self.attention_args(a).parts == 1).then_some(w)
     }
 

@@ -284,6 +284,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn chunks_of_rows_are_whole_groups_of_the_kernels_tiles() {
+        let header = include_str!("../kernels/common.cuh");
+        let tiles = GROUP_ROWS as u32 / TILE_ROWS;
+        assert!(header.contains(&format!("constexpr uint32_t GROUP_TILES = {tiles};")));
+    }
+
+    #[test]
     fn any_format_becomes_bf16_in_order() {
         let values: Vec<f32> = (0..70_000).map(|i| i as f32 * 0.37 - 900.0).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();

@@ -192,16 +192,16 @@ pub fn check_shape(s: &V4Shape) -> Result<(), Unsupported> {
         (s.o_lora.is_multiple_of(lanes), "o_lora_rank", s.o_lora, "multiples of 16"),
         (s.ffn.is_multiple_of(lanes), "moe_intermediate_size", s.ffn, "multiples of 16"),
         (
-            s.experts as usize <= route::EXPERTS_MAX,
+            (1..=route::EXPERTS_MAX).contains(&(s.experts as usize)),
             "n_routed_experts",
             s.experts,
-            "up to 1,024 experts",
+            "1 to 1,024 experts",
         ),
         (
-            s.experts_per_token as usize <= route::PER_TOKEN_MAX,
+            (1..=s.experts.min(route::PER_TOKEN_MAX as u32)).contains(&s.experts_per_token),
             "num_experts_per_tok",
             s.experts_per_token,
-            "up to 32 experts a token",
+            "1 to 32 experts a token, and no more than there are",
         ),
     ];
     for (good, what, found, supported) in checks {

@@ -94,6 +94,7 @@ unsafe fn route_body<V: Lanes>(a: &Route, first: usize, end: usize) {
     unsafe {
         // Rows of logits follow each other, and a score depends on nothing but its logit.
         let logits = core::slice::from_raw_parts(a.logits.add(first * n), (end - first) * n);
+        assert!(logits.len() <= EXPERTS_MAX, "a task has room for its scores");
         score::<V>(logits, scores.as_mut_ptr().cast());
         let scores = core::slice::from_raw_parts(scores.as_ptr().cast::<f32>(), logits.len());
         let chosen = core::slice::from_raw_parts_mut(a.chosen.add(first * k), (end - first) * k);
@@ -283,7 +284,13 @@ mod tests {
         logits.iter_mut().for_each(|z| *z *= 12.0);
         logits[experts / 2] = f32::NAN;
         logits[experts] = f32::INFINITY;
-        (logits, noise(experts, 8))
+        // Scores of nothing, and biases that four experts share: values that are the same.
+        for row in logits.chunks_exact_mut(experts).skip(24).step_by(3) {
+            row.iter_mut().step_by(2).for_each(|z| *z = -200.0);
+        }
+        let mut bias = noise(experts, 8);
+        bias.chunks_mut(4).for_each(|some| some.fill(some[0]));
+        (logits, bias)
     }
 
     /// Choices and weights of the first `live` rows of a bucket of `rows`.
