@@ -238,6 +238,15 @@ fn whole_lines(path: &Path) -> Result<(Vec<Record>, u64, String), ChangeError> {
 fn read(path: &Path) -> Result<Legible, ChangeError> {
     let fault = |why| ChangeError::Read { path: path.into(), why };
     let mut text = Vec::new();
+    // Before it is opened: a pipe would be waited for.
+    let found = std::fs::metadata(path).map_err(fault)?;
+    let refuse = |why: String| fault(std::io::Error::other(why));
+    if !found.is_file() {
+        return Err(refuse("it is no file".into()));
+    }
+    if found.len() > BYTES_MAX {
+        return Err(refuse(format!("it has {} bytes, a journal {BYTES_MAX} at most", found.len())));
+    }
     let file = File::open(path).map_err(fault)?;
     file.take(BYTES_MAX).read_to_end(&mut text).map_err(fault)?;
     let (mut records, mut whole, mut sum) = (Vec::new(), 0u64, String::new());
@@ -251,8 +260,9 @@ fn read(path: &Path) -> Result<Legible, ChangeError> {
                 sum = new;
                 records.push(record);
             }
-            // Only the last line can be torn; a bad one before it was changed by somebody.
-            None if lines.peek().is_none() => break,
+            // Only the last line can be torn, and then its end is missing or the disk never got some of it;
+            // any other bad one was changed by somebody.
+            None if lines.peek().is_none() && is_torn(line) => break,
             None => {
                 damage = Some(at + 1);
                 break;
@@ -260,6 +270,11 @@ fn read(path: &Path) -> Result<Legible, ChangeError> {
         }
     }
     Ok(Legible { records, whole, sum, damage })
+}
+
+/// Whether a power cut can leave a line so.
+fn is_torn(line: &[u8]) -> bool {
+    !line.ends_with(b"\n") || line.contains(&0)
 }
 
 /// A line with its newline and a checksum that fits, or nothing.
@@ -347,6 +362,43 @@ mod tests {
         let lines: Vec<&[u8]> = all.split_inclusive(|b| *b == b'\n').collect();
         std::fs::write(dir.join(FILE), [lines[0], lines[2], lines[2]].concat()).unwrap();
         assert!(Journal::read(&dir).is_err());
+    }
+
+    /// The state went back by one where somebody had edited the last line.
+    #[test]
+    fn a_last_line_that_is_whole_and_was_changed_is_no_torn_one() {
+        let (dir, _) = written("journal-last");
+        let all = std::fs::read_to_string(dir.join(FILE)).unwrap();
+        let line_of = |text: &[u8]| {
+            std::fs::write(dir.join(FILE), text).unwrap();
+            match Journal::read(&dir) {
+                Err(ChangeError::Journal { line, .. }) => Some(line),
+                other => other.map(|_| None).unwrap(),
+            }
+        };
+        assert_eq!(line_of(all.replace("checked", "chequed").as_bytes()), Some(3));
+        assert_eq!(line_of(format!("{all}garbage\n").as_bytes()), Some(4));
+        assert_eq!(line_of(format!("{all}\n").as_bytes()), Some(4));
+        let last = all.lines().last().unwrap();
+        assert_eq!(line_of(format!("{all}{last}\n").as_bytes()), Some(4), "said twice");
+        // What a power cut can leave.
+        assert_eq!(line_of(format!("{all}{{\"seq\":4").as_bytes()), None);
+        assert_eq!(line_of(format!("{all}\0\0\0\"}}\n").as_bytes()), None);
+    }
+
+    /// `change` waited for ever where a pipe lay in the journal's place, and read 16 MiB of nothing.
+    #[test]
+    fn what_is_no_journal_by_its_kind_or_size_is_refused_unread() {
+        let dir = folder("journal-kind");
+        let refused = || Journal::read(&dir).unwrap_err().to_string();
+        std::fs::create_dir(dir.join(FILE)).unwrap();
+        assert!(refused().contains("it is no file"), "{}", refused());
+        std::fs::remove_dir(dir.join(FILE)).unwrap();
+        let pipe = std::process::Command::new("mkfifo").arg(dir.join(FILE)).status().unwrap();
+        assert!(pipe.success() && refused().contains("it is no file"));
+        std::fs::remove_file(dir.join(FILE)).unwrap();
+        File::create(dir.join(FILE)).unwrap().set_len(3 << 30).unwrap();
+        assert!(refused().contains("3221225472 bytes"), "{}", refused());
     }
 
     #[test]
