@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 /// The file's name in the folder of a record.
 pub const FILE: &str = "journal.jsonl";
+/// What a damaged one is called once its record was closed, or so with a number.
+pub const DAMAGED: &str = "journal.damaged.jsonl";
 /// Bytes of a journal, at most.
 const BYTES_MAX: u64 = 16 << 20;
 /// Hex digits of a line's checksum.

@@ -39,7 +39,7 @@ impl From<Broken> for ChangeError {
 pub(super) fn look(folder: &Path) -> Option<Broken> {
     let has = |name: &str| folder.join(name).exists();
     let (lines, what) = if !has(journal::FILE) {
-        if !has("target.toml") && !LATER.into_iter().any(has) {
+        if !has("target.toml") && !has(journal::DAMAGED) && !LATER.into_iter().any(has) {
             return None;
         }
         (Vec::new(), format!("it has no {}", journal::FILE))

@@ -266,7 +266,8 @@ fn grounds(
     let earlier = record::list(records)?.records;
     let of_kind = earlier.iter().filter(|e| e.kind == target.kind.as_str());
     let past = of_kind.filter_map(|e| e.predicted_and_measured).collect();
-    let same = earlier.iter().filter(|e| is_same(&e.url, &target.url));
+    let same =
+        earlier.iter().filter(|e| e.downtime_seconds.is_some() && is_same(&e.url, &target.url));
     let restarts = same.filter_map(|e| e.downtime_seconds).collect();
     let around = around(target, web);
     let holder = process::serving(&target.url).and_then(|p| process::program(p.pid));
@@ -354,7 +355,7 @@ fn refuse_unfinished(
             )),
         }
     }
-    match all.records.into_iter().find(|r| is_same(&r.url, url) && !r.state.is_over()) {
+    match all.records.into_iter().find(|r| !r.state.is_over() && is_same(&r.url, url)) {
         Some(r) => {
             Err(ChangeError::Unfinished { record: r.name, number: r.number, state: r.state })
         }

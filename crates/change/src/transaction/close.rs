@@ -4,15 +4,15 @@
 use super::{Done, pending_file};
 use crate::backup::Backup;
 use crate::fault::ChangeError;
-use crate::journal::{self, Journal, State};
+use crate::journal::{self, DAMAGED, Journal, State};
 use crate::lock::Lock;
 use crate::record::{self, Broken, Record};
 use crate::target::Target;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// What a damaged journal is called once its record was closed.
-const DAMAGED: &str = "journal.damaged.jsonl";
+/// Where the journal that takes a damaged one's place is written.
+const ANEW: &str = "journal.anew";
 
 /// A record to close.
 enum Open {
@@ -92,12 +92,14 @@ fn begin_anew(
     why: &str,
     say: &mut dyn FnMut(&str),
 ) -> Result<(), ChangeError> {
-    let (old, kept) = (b.folder.join(journal::FILE), b.folder.join(DAMAGED));
-    if old.exists() {
-        std::fs::rename(&old, &kept).map_err(|why| ChangeError::Write { path: kept, why })?;
-        say(&format!("the damaged journal is kept as {DAMAGED}"));
+    // In a folder of its own until it is whole: a death in between leaves the damaged one where it is.
+    let apart = b.folder.join(ANEW);
+    let fault = |why| ChangeError::Write { path: apart.clone(), why };
+    if apart.exists() {
+        std::fs::remove_dir_all(&apart).map_err(fault)?;
     }
-    let mut journal = Journal::create(&b.folder)?;
+    std::fs::create_dir(&apart).map_err(fault)?;
+    let mut journal = Journal::create(&apart)?;
     let mut facts = match &b.proposed {
         Value::Object(facts) => facts.clone(),
         _ => Map::new(),
@@ -109,7 +111,23 @@ fn begin_anew(
     }
     journal.reach(State::Proposed, facts.into())?;
     let was = format!("since its record does not tell what became of it ({})", b.what);
-    end(&mut journal, &b.folder, why, &was, say)
+    end(&mut journal, &b.folder, why, &was, say)?;
+    // Also a link to nothing is there.
+    let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+    let old = b.folder.join(journal::FILE);
+    if is_there(&old) {
+        let names = core::iter::once(DAMAGED.to_owned())
+            .chain((2..).map(|n| DAMAGED.replace(".jsonl", &format!("-{n}.jsonl"))));
+        let name = names.into_iter().find(|name| !is_there(&b.folder.join(name)));
+        let name = name.expect("there is always another number");
+        let kept = b.folder.join(&name);
+        std::fs::rename(&old, &kept).map_err(|why| ChangeError::Write { path: kept, why })?;
+        say(&format!("the damaged journal is kept as {name}"));
+    }
+    std::fs::rename(apart.join(journal::FILE), &old)
+        .and_then(|()| std::fs::remove_dir(&apart))
+        .map_err(fault)?;
+    journal::sync_folder(&b.folder)
 }
 
 /// The last line, with what the files hold that the change was to write.

@@ -85,12 +85,17 @@ impl DecodeLog {
 
     /// The lines that have come since; a log that cannot be read has none.
     pub fn lines(&mut self) -> Vec<DecodeLine> {
+        let mut is_cut = false;
         let bytes = match &mut self.source {
             Source::File { file, path } => {
                 // What is there of the new one was written after all that is left of the old one.
                 let new = successor(file, path);
                 let mut bytes = Vec::new();
-                if rewind(file).and_then(|()| take(file, &mut bytes)).is_err() {
+                let came = rewind(file).and_then(|cut| {
+                    is_cut = cut;
+                    take(file, &mut bytes)
+                });
+                if came.is_err() {
                     return Vec::new();
                 }
                 let is_read = (bytes.len() as u64) < READ_BYTES_MAX;
@@ -105,6 +110,10 @@ impl DecodeLog {
                 core::mem::take(&mut *come.lock().unwrap_or_else(PoisonError::into_inner))
             }
         };
+        if is_cut {
+            // The end of that line is gone with the file.
+            self.rest.clear();
+        }
         let begun = self.rest.len();
         self.rest.extend(bytes);
         let Some(end) = self.rest[begun..].iter().rposition(|b| *b == b'\n') else {
@@ -134,18 +143,20 @@ fn take(file: &mut File, bytes: &mut Vec<u8>) -> io::Result<()> {
     file.take(READ_BYTES_MAX).read_to_end(bytes).map(drop)
 }
 
-/// Back to the start of a file that was cut and is written anew.
-fn rewind(file: &mut File) -> io::Result<()> {
-    if file.metadata()?.len() < file.stream_position()? {
+/// Back to the start of a file that was cut and is written anew, and whether it was.
+fn rewind(file: &mut File) -> io::Result<bool> {
+    let is_cut = file.metadata()?.len() < file.stream_position()?;
+    if is_cut {
         file.seek(SeekFrom::Start(0))?;
     }
-    Ok(())
+    Ok(is_cut)
 }
 
-/// The file of this name, where that is another one than `file` now.
+/// The file of this name, where that is another one than `file` now and something was written to it: who
+/// rotates a log makes an empty one before the writer learns of it.
 fn successor(file: &File, path: &Path) -> Option<File> {
     let (was, is) = (file.metadata().ok()?, std::fs::metadata(path).ok()?);
-    if !is.is_file() || (was.dev(), was.ino()) == (is.dev(), is.ino()) {
+    if !is.is_file() || is.len() == 0 || (was.dev(), was.ino()) == (is.dev(), is.ino()) {
         return None;
     }
     File::open(path).ok()
@@ -274,6 +285,22 @@ mod tests {
         assert!(read(&mut log).is_empty());
         file.write_all(line(5).as_bytes()).unwrap();
         assert_eq!(read(&mut log), [5]);
+        // Cut in the middle of a line.
+        file.write_all(b"Decode batch, #runn").unwrap();
+        assert!(read(&mut log).is_empty());
+        file.set_len(0).unwrap();
+        file.rewind().unwrap();
+        file.write_all(line(7).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [7]);
+        // Renamed, and an empty one made before the writer learns of it.
+        std::fs::rename(&path, &old).unwrap();
+        let mut new = File::create(&path).unwrap();
+        assert!(read(&mut log).is_empty());
+        file.write_all(line(8).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [8]);
+        file.write_all(line(9).as_bytes()).unwrap();
+        new.write_all(line(10).as_bytes()).unwrap();
+        assert_eq!(read(&mut log), [9, 10]);
         // Rotated before the load begins: what was there by then does not count.
         std::fs::rename(&path, &old).unwrap();
         std::fs::write(&path, line(6)).unwrap();

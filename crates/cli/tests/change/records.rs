@@ -74,6 +74,15 @@ fn a_damaged_journal_is_in_no_other_server_s_way() {
     // A new change has a number of its own.
     let (code, done, said) = run(&mut site.set(SET, &[]));
     assert_eq!((code, &done["number"]), (0, &json!(5)), "{done} {said}");
+    // Damaged once more, by a link to nothing: closed too, and the first one is still there.
+    let journal = theirs.join("journal.jsonl");
+    std::fs::remove_file(&journal).unwrap();
+    std::os::unix::fs::symlink("nowhere", &journal).unwrap();
+    let (code, done, said) = run(&mut site.change(&["close", name, "--why", "a link"]));
+    assert_eq!((code, &done["state"]), (0, &json!("closed")), "{done} {said}");
+    assert!(theirs.join("journal.damaged-2.jsonl").is_symlink() && !journal.is_symlink());
+    assert!(read(&theirs.join("journal.damaged.jsonl")).contains("bAcked_up"));
+    assert!(!theirs.join("journal.anew").exists());
 }
 
 /// A change killed while it is watched, its server gone.
