@@ -67,6 +67,19 @@ impl Limits {
         })
     }
 
+    /// The marks half-way between two measurements.
+    #[must_use]
+    pub fn between(&self, other: &Limits) -> Limits {
+        let half = |of: fn(&Limits) -> f64| f64::midpoint(of(self), of(other));
+        Limits {
+            read_bytes_s: half(|l| l.read_bytes_s),
+            f32_macs_s: half(|l| l.f32_macs_s),
+            f32_divs_s: half(|l| l.f32_divs_s),
+            empty_op_s: half(|l| l.empty_op_s),
+            empty_walk_s: half(|l| l.empty_walk_s),
+        }
+    }
+
     fn measure_here(threads: u32, isa: Isa) -> Result<Limits, DeviceError> {
         let mut pool = Pool::new(threads, true).map_err(DeviceError::Threads)?;
         pool.pin_caller();

@@ -9,7 +9,7 @@
 //! else: a prefill ends with its prompts' first tokens, and a decode begins when the last prompt is
 //! past. The engine's counters are asked whether that was so. Memory is warm: the same load has run
 //! before, on the same pages. Bytes and multiply-adds are those that an op cannot do without
-//! (`work.rs`); they stand beside the machine's own marks, measured at the start.
+//! (`work.rs`); they stand beside the machine's own marks, measured before and after each phase.
 //!
 //! `drafts`: turns of the sessions with 0 to 4 drafts a step, `ROWS` (`8,1`) at once: tokens a
 //! second of steps that decode on all rows, and how many drafts were right.
@@ -21,7 +21,7 @@ mod drafts;
 mod table;
 mod work;
 
-use bench::{Bench, Setting};
+use bench::{Bench, Phase, Setting};
 use lockstep_device::cpu::isa::Isa;
 use lockstep_device::cpu::limits::Limits;
 use std::path::{Path, PathBuf};
@@ -39,37 +39,39 @@ fn main() {
     if drafts {
         return drafts::run(&folder, threads, &rows);
     }
-    let limits = Limits::measure(threads, Isa::detect()).unwrap_or_else(|e| panic!("{e}"));
-    println!("{threads} threads: {limits}");
     for rows in rows {
         let setting = Setting::costs(rows);
-        let mut bench = Bench::new(&folder, threads, setting);
-        costs(&mut bench, &limits);
+        costs(&mut Bench::new(&folder, threads, setting), threads);
     }
 }
 
 /// Steps of each measurement of a decode.
 const STEPS: u64 = 64;
 
-fn costs(bench: &mut Bench, limits: &Limits) {
-    let rows = bench.setting.running;
+fn costs(bench: &mut Bench, threads: u32) {
     // Pages of a pool are the system's until they are touched: all of them before anything is timed.
     bench.submit_all(bench::TOKENS_MORE);
     bench.until_idle();
     bench.submit_all(bench::TOKENS_MORE);
     bench.past_prefill();
     bench.steps(4);
-    bench.time(false);
-    let phase = bench.decode(STEPS);
-    let whole = bench.time(true);
-    bench.decode(STEPS);
-    let ops = bench.take_log();
+    timed(bench, threads, "decode", |bench| bench.decode(STEPS));
     bench.cancel_all();
-    table::print(&format!("decode, {rows} rows"), &phase, &whole, &ops, limits);
+    timed(bench, threads, "prefill", Bench::prefill);
+}
+
+/// Runs a phase whole and then op by op, between two measurements of the machine's marks: it has
+/// paces, which it keeps for seconds or minutes.
+fn timed(bench: &mut Bench, threads: u32, what: &str, mut of: impl FnMut(&mut Bench) -> Phase) {
+    let marks = || Limits::measure(threads, Isa::detect()).unwrap_or_else(|e| panic!("{e}"));
+    let before = marks();
     bench.time(false);
-    let phase = bench.prefill();
+    let phase = of(bench);
     let whole = bench.time(true);
-    bench.prefill();
+    of(bench);
     let ops = bench.take_log();
-    table::print(&format!("prefill, {rows} rows"), &phase, &whole, &ops, limits);
+    let after = marks();
+    println!("\n{threads} threads, before: {before}\n{threads} threads, after: {after}");
+    let limits = before.between(&after);
+    table::print(&format!("{what}, {} rows", bench.setting.running), &phase, &whole, &ops, &limits);
 }

@@ -16,6 +16,7 @@ use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::exp_lanes;
 use super::super::norm::norm_row;
+use super::SharedRows;
 use super::sinkhorn::sinkhorn;
 use near::project_near;
 
@@ -125,14 +126,13 @@ impl HyperStart {
 }
 
 impl HyperIn {
-    /// A quarter of the bucket's rows, so that a few threads share even a small one.
-    fn rows_of_task(&self) -> u32 {
-        (self.rows / 4).clamp(1, ROWS_MAX as u32)
+    fn shared(&self) -> SharedRows {
+        SharedRows { rows: self.rows, most: ROWS_MAX as u32 }
     }
 
     /// Tasks to share among threads.
     pub fn tasks(&self) -> u32 {
-        self.rows.div_ceil(self.rows_of_task())
+        self.shared().tasks()
     }
 
     /// Computes the rows of one task, but for those from `live_rows` on.
@@ -141,11 +141,10 @@ impl HyperIn {
     /// `isa` is available; addresses hold what their fields say, `row_index` names rows of `x`,
     /// and nothing else touches the rows of `out` and `mix`.
     pub unsafe fn run(&self, task: u32, live_rows: u32) {
-        let first = task * self.rows_of_task();
-        let end = (first + self.rows_of_task()).min(self.rows).min(live_rows);
-        if first < end {
+        let rows = self.shared().of(task, live_rows);
+        if !rows.is_empty() {
             // SAFETY: the caller's contract.
-            unsafe { hyper_in(self.isa, self, first as usize, end as usize) }
+            unsafe { hyper_in(self.isa, self, rows.start, rows.end) }
         }
     }
 }

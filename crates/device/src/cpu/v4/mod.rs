@@ -28,8 +28,36 @@ pub use route::Route;
 
 use super::backend::NAME;
 use super::lanes::LANES;
+use core::ops::Range;
 use lockstep_plan::Unsupported;
 use lockstep_plan::v4::V4Shape;
+
+/// Rows of a bucket, some of them a task: a quarter of the bucket, so that a few threads share even
+/// a small one, and no more than a kernel takes at once. Shapes speed, not bits.
+#[derive(Clone, Copy)]
+struct SharedRows {
+    /// Rows, live and padded.
+    rows: u32,
+    /// Rows of a task, at most.
+    most: u32,
+}
+
+impl SharedRows {
+    fn of_task(self) -> u32 {
+        (self.rows / 4).clamp(1, self.most)
+    }
+
+    fn tasks(self) -> u32 {
+        self.rows.div_ceil(self.of_task())
+    }
+
+    /// The rows of a task, but for those from `live` on.
+    fn of(self, task: u32, live: u32) -> Range<usize> {
+        let first = task * self.of_task();
+        let end = (first + self.of_task()).min(self.rows).min(live);
+        first as usize..end as usize
+    }
+}
 
 /// A captured op of DeepSeek-V4.
 #[allow(clippy::large_enum_variant)]
@@ -132,7 +160,7 @@ impl V4Call {
                 V4Call::HeadRope(c) => c.run(row),
                 V4Call::WindowStore(c) => c.run(row),
                 V4Call::StateStore(c) => c.run(row),
-                V4Call::CompressRows(c) => c.run(row),
+                V4Call::CompressRows(c) => c.run(row, live_rows as usize),
                 V4Call::IndexTopK(c) => c.run(row),
                 V4Call::LimitedSiluMul(c) => c.run(row),
                 V4Call::ExpertSum(c) => c.run(row),

@@ -11,6 +11,7 @@ use core::mem::MaybeUninit;
 use super::super::isa::Isa;
 use super::super::lanes::{LANES, Lanes, per_isa};
 use super::super::math::{exp_lanes, ln_lanes};
+use super::SharedRows;
 
 /// Experts, at most.
 pub const EXPERTS_MAX: usize = 1024;
@@ -56,15 +57,15 @@ unsafe impl Send for Route {}
 unsafe impl Sync for Route {}
 
 impl Route {
-    /// A quarter of the bucket's rows, of which there is room for all scores.
-    fn rows_of_task(&self) -> u32 {
+    /// Rows of a task, of which there is room for all scores.
+    fn shared(&self) -> SharedRows {
         let most = (EXPERTS_MAX / self.experts).clamp(1, ROWS_MAX);
-        (self.rows / 4).clamp(1, most as u32)
+        SharedRows { rows: self.rows, most: most as u32 }
     }
 
     /// Tasks to share among threads.
     pub fn tasks(&self) -> u32 {
-        self.rows.div_ceil(self.rows_of_task())
+        self.shared().tasks()
     }
 
     /// Chooses for the rows of one task, but for those from `live_rows` on.
@@ -73,11 +74,10 @@ impl Route {
     /// `isa` is available; addresses hold what their fields say; sizes are within the limits of
     /// this module; nothing else touches the rows' outputs.
     pub unsafe fn run(&self, task: u32, live_rows: u32) {
-        let first = task * self.rows_of_task();
-        let end = (first + self.rows_of_task()).min(self.rows).min(live_rows);
-        if first < end {
+        let rows = self.shared().of(task, live_rows);
+        if !rows.is_empty() {
             // SAFETY: the caller's contract.
-            unsafe { route(self.isa, self, first as usize, end as usize) }
+            unsafe { route(self.isa, self, rows.start, rows.end) }
         }
     }
 }
