@@ -99,7 +99,9 @@ impl Steps {
         let nextest = has_nextest(&self.root);
         let mut command = cargo(&self.root);
         if nextest {
-            command.args(["nextest", "run", "--no-fail-fast"]);
+            let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+            command.args(["nextest", "run", "--profile", "suite"]);
+            command.args(["--test-threads", &(2 * cpus).to_string()]);
         } else {
             command.args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"]);
         }

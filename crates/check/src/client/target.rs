@@ -52,6 +52,8 @@ pub enum TargetError {
     Scheme { url: String },
     /// No host, or one that cannot be sent.
     Host { url: String },
+    /// A port and nothing else.
+    PortAlone { url: String, port: u16 },
     /// A user or a password before the host.
     User { url: String },
     /// An IPv6 address without brackets, or with something else in them.
@@ -79,6 +81,11 @@ impl fmt::Display for TargetError {
             TargetError::Host { url } => {
                 write!(f, "'{url}' has no usable host; write it as http://HOST:PORT")
             }
+            TargetError::PortAlone { url, port } => write!(
+                f,
+                "'{url}' is a port without a host; 'http://127.0.0.1:{port}' is that port of this \
+                 machine"
+            ),
             TargetError::User { url } => write!(
                 f,
                 "'{url}' has a user before the host, which this client does not send; a key goes \
@@ -147,6 +154,9 @@ impl Target {
             return Err(TargetError::Query { url: named() });
         }
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        if let Some(port) = port_alone(authority) {
+            return Err(TargetError::PortAlone { url: named(), port });
+        }
         if !is_clean(path) {
             return Err(TargetError::Characters { what: "path" });
         }
@@ -199,6 +209,13 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "http://{}{}", self.authority, self.prefix)
     }
+}
+
+/// The number of `30001` or `:30001`. Such digits are an IPv4 address to the resolver (0.0.117.49).
+fn port_alone(authority: &str) -> Option<u16> {
+    let digits = authority.strip_prefix(':').unwrap_or(authority);
+    let all = digits.bytes().all(|b| b.is_ascii_digit());
+    digits.parse().ok().filter(|port| all && *port != 0)
 }
 
 /// `host:port` of an authority, port 80 where it names none.
@@ -283,6 +300,18 @@ mod tests {
         }
         let words = Target::parse("http://u:p@a:1/v1").unwrap_err().to_string();
         assert!(words.contains("'http://a:1/v1' would work"), "{words}");
+    }
+
+    /// What was found: `status 41000` waited for a host of that name.
+    #[test]
+    fn a_port_alone_is_told_the_address() {
+        for url in ["41000", ":41000", "http://41000/v1"] {
+            let words = Target::parse(url).unwrap_err().to_string();
+            assert!(words.contains("'http://127.0.0.1:41000'"), "{words}");
+        }
+        for host in ["41000.lan", "4100a", "127.0.0.1"] {
+            assert!(Target::parse(host).is_ok(), "{host}");
+        }
     }
 
     #[test]

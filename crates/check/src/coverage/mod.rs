@@ -106,6 +106,9 @@ impl Coverage {
     }
 }
 
+/// Of so many times that a count is told, a server that is started again makes it fall once.
+const FALLS_ARE_RARE: u64 = 10;
+
 /// What is gathered while a run lasts.
 #[derive(Clone, Default, Debug)]
 pub struct Samples {
@@ -117,12 +120,49 @@ pub struct Samples {
     pub log_lines: Option<u64>,
     /// What the server told last, and when.
     pub last: Option<(Snapshot, Instant)>,
+    /// Of a count that only grows.
+    pub grown: Growth,
+}
+
+/// How a count that only grows went.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Growth {
+    /// Times that it was told.
+    times: u64,
+    /// What it was last.
+    last: Option<u64>,
+    /// Times that it had fallen.
+    fell: u64,
+}
+
+impl Growth {
+    fn take(&mut self, now: u64) {
+        self.times += 1;
+        self.fell += u64::from(self.last.is_some_and(|last| now < last));
+        self.last = Some(now);
+    }
 }
 
 impl Samples {
     /// Takes one.
     pub fn take(&mut self, running: u32) {
         *self.running.entry(running).or_default() += 1;
+    }
+
+    /// Takes what the server told.
+    pub fn take_told(&mut self, told: Snapshot, at: Instant) {
+        told.running.into_iter().for_each(|n| self.take(n));
+        told.grows.into_iter().for_each(|n| self.grown.take(n));
+        if told.is_told() {
+            self.last = Some((told, at));
+        }
+    }
+
+    /// Whether a count that only grows began again. Where it falls often, several servers answer at
+    /// one address, each with its own.
+    pub fn has_restarted(&self) -> bool {
+        let Growth { times, fell, .. } = self.grown;
+        fell > 0 && fell * FALLS_ARE_RARE <= times
     }
 
     /// Takes a step of a decode log.
@@ -164,7 +204,7 @@ pub fn between(
     } else {
         Source::Inferred
     };
-    if is_restarted(before, after) {
+    if is_restarted(before, after) || samples.has_restarted() {
         notes.push("the server was started again meanwhile: only steps since are counted".into());
     } else if before.generation != after.generation {
         notes.push(
@@ -197,7 +237,8 @@ pub fn between(
         (Some(b), Some(a)) => Some((a.0.saturating_sub(b.0), a.1.saturating_sub(b.1))),
         _ => None,
     };
-    let decode_steps = decode_steps.filter(|_| !is_restarted(before, after));
+    let is_one = !is_restarted(before, after) && !samples.has_restarted();
+    let decode_steps = decode_steps.filter(|_| is_one);
     let is_log_silent = samples.log_lines == Some(0);
     Coverage {
         server: facts.kind,
@@ -290,6 +331,26 @@ mod tests {
         assert_eq!(c.gap(), None);
         let c = between(&facts(&[], None), &none, &none, &Samples::default(), 96, 96);
         assert!(c.gap().unwrap().contains("or give its decode log with --decode-log"));
+    }
+
+    /// A server that ended and was started again under a run was seen for ours alone, which says
+    /// when it started.
+    #[test]
+    fn a_count_that_begins_again_tells_of_a_restart() {
+        let after = |counts: &[u64]| {
+            let mut samples = Samples::default();
+            for n in counts {
+                let told = Snapshot { grows: Some(*n), ..Snapshot::default() };
+                samples.take_told(told, Instant::now());
+            }
+            samples.has_restarted()
+        };
+        let counts: Vec<u64> = (0..20).chain(3..20).collect();
+        assert!(after(&counts));
+        assert!(!after(&counts[..20]) && !after(&[]));
+        // Two servers at one address.
+        let turns: Vec<u64> = (0..20).flat_map(|n| [n, 1000 + n]).collect();
+        assert!(!after(&turns));
     }
 
     /// A journal that was followed and stayed silent once read as if no log had been given.

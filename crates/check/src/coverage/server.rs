@@ -80,6 +80,9 @@ pub struct Snapshot {
     pub generation: u64,
     /// When its process started, in its own words.
     pub started: Option<u64>,
+    /// A count that never falls while one process lives, of a server that does not say when that
+    /// started.
+    pub grows: Option<u64>,
 }
 
 impl Snapshot {
@@ -241,8 +244,7 @@ pub async fn snapshot(client: &Client, kind: ServerKind) -> Snapshot {
         }
         ServerKind::Vllm => {
             let page = get_text(client, "/metrics").await.unwrap_or_default();
-            let running = metrics::largest(&page, "vllm:num_requests_running", &[]);
-            Snapshot { running: running.map(|n| n as u32), ..Snapshot::default() }
+            vllm_counts(&page)
         }
         ServerKind::LlamaCpp => llama_counts(client).await,
         ServerKind::Other => Snapshot::default(),
@@ -270,6 +272,7 @@ fn lockstep_counts(engine: &Value) -> Snapshot {
         bucket_steps,
         generation: engine["generation"].as_u64().unwrap_or(0),
         started: None,
+        grows: None,
     }
 }
 
@@ -279,20 +282,34 @@ fn sglang_counts(page: &str) -> Snapshot {
     let pass = |mode| metrics::sum(page, "sglang:cuda_graph_passes_total", &[mode]);
     let passes = pass("mode=\"decode_cuda_graph\"")
         .map(|captured| (captured as u64, pass("mode=\"decode_none\"").unwrap_or(0.0) as u64));
-    Snapshot { running: running.map(|n| n as u32), passes, ..Snapshot::default() }
+    let grows = metrics::sum(page, "sglang:generation_tokens_total", &[]).map(|n| n as u64);
+    Snapshot { running: running.map(|n| n as u32), passes, grows, ..Snapshot::default() }
+}
+
+fn vllm_counts(page: &str) -> Snapshot {
+    let running = metrics::largest(page, "vllm:num_requests_running", &[]);
+    let grows = metrics::sum(page, "vllm:generation_tokens_total", &[]).map(|n| n as u64);
+    Snapshot { running: running.map(|n| n as u32), grows, ..Snapshot::default() }
 }
 
 /// Slots that are busy; else the gauge of `/metrics`, where it is turned on.
 async fn llama_counts(client: &Client) -> Snapshot {
     let slots = get_json(client, "/slots").await.unwrap_or(Value::Null);
-    let running = if slots.is_array() {
-        let busy = list(&slots).filter(|s| s["is_processing"] == true || s["state"] == 1);
-        u32::try_from(busy.count()).ok()
-    } else {
-        let page = get_text(client, "/metrics").await.unwrap_or_default();
-        metrics::sum(&page, "llamacpp:requests_processing", &[]).map(|n| n as u32)
-    };
-    Snapshot { running, ..Snapshot::default() }
+    if slots.is_array() {
+        return slot_counts(&slots);
+    }
+    let page = get_text(client, "/metrics").await.unwrap_or_default();
+    let running = metrics::sum(&page, "llamacpp:requests_processing", &[]).map(|n| n as u32);
+    let grows = metrics::sum(&page, "llamacpp:tokens_predicted_total", &[]).map(|n| n as u64);
+    Snapshot { running, grows, ..Snapshot::default() }
+}
+
+/// A slot keeps the number of its last task, and tasks are numbered as they come.
+fn slot_counts(slots: &Value) -> Snapshot {
+    let busy = list(slots).filter(|s| s["is_processing"] == true || s["state"] == 1);
+    let running = u32::try_from(busy.count()).ok();
+    let grows = list(slots).filter_map(|s| s["id_task"].as_u64()).max();
+    Snapshot { running, grows, ..Snapshot::default() }
 }
 
 #[cfg(test)]
@@ -335,6 +352,19 @@ mod tests {
                     sglang:cuda_graph_passes_total{mode=\"decode_none\"} 2\n";
         let counts = sglang_counts(page);
         assert_eq!((counts.running, counts.passes), (Some(7), Some((90, 2))));
+    }
+
+    #[test]
+    fn what_only_grows_is_read_of_servers_that_do_not_say_when_they_started() {
+        let page = "vllm:generation_tokens_total{engine=\"0\"} 40.0\n\
+                    vllm:generation_tokens_total{engine=\"1\"} 2.0\n";
+        assert_eq!(vllm_counts(page).grows, Some(42));
+        assert_eq!(sglang_counts("sglang:generation_tokens_total{a=\"b\"} 7\n").grows, Some(7));
+        let slots = json!([{"id": 0, "id_task": 9, "is_processing": true}, {"id": 1},
+            {"id": 2, "id_task": -1, "is_processing": false}]);
+        let counts = slot_counts(&slots);
+        assert_eq!((counts.running, counts.grows), (Some(1), Some(9)));
+        assert_eq!(slot_counts(&json!([{"id": 0}])).grows, None);
     }
 
     /// As vLLM 0.24.0 answered on an H200; powers of two stood for its sizes, without 24.

@@ -358,8 +358,9 @@ impl Run {
         });
         let last = last.unwrap_or_default();
         if after.is_told() {
-            let is_new = coverage::is_restarted(&self.before, after);
-            return is_new.then(|| "the server ended and was started again under load".into());
+            let is_new = coverage::is_restarted(&self.before, after) || samples.has_restarted();
+            return is_new
+                .then(|| "the server ended and was started again while it was checked".into());
         }
         match self.observed.models().await {
             Err(outcome @ Outcome::Timeout { .. }) => {

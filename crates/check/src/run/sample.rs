@@ -54,10 +54,7 @@ impl Sampler {
 fn take(samples: &Mutex<Samples>, lines: &[DecodeLine], told: Snapshot) {
     let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
     lines.iter().for_each(|line| samples.take_line(line));
-    told.running.into_iter().for_each(|n| samples.take(n));
-    if told.is_told() {
-        samples.last = Some((told, Instant::now()));
-    }
+    samples.take_told(told, Instant::now());
 }
 
 impl Drop for Sampler {

@@ -23,9 +23,6 @@ const PAGE: usize = PAGE_TOKENS as usize;
 /// Slots of a window, at most: 128 tokens.
 const SLOTS_MAX: usize = 128;
 
-/// Tokens of a window whose state is asked for while the one before is pooled, at most.
-const RATIO_NEAR: usize = 8;
-
 /// Values and gates of each token, kept.
 #[derive(Clone, Copy, Debug)]
 pub struct StateStore {
@@ -102,40 +99,23 @@ impl CompressRows {
     /// # Safety
     /// `isa` is available; addresses hold what their fields say; the state of every position of
     /// the window (and of the one before it, where they overlap) has been written; the write slot
-    /// is nobody else's; rows before `live_rows` are live.
-    pub unsafe fn run(&self, row: usize, live_rows: usize) {
+    /// is nobody else's.
+    pub unsafe fn run(&self, row: usize) {
         // SAFETY: the caller's contract.
         unsafe {
             let (position, _) = self.tables.of(row);
-            if self.closes(position) {
-                compress(self.isa, self, row, live_rows);
+            if (position + 1).is_multiple_of(self.to.ratio) {
+                compress(self.isa, self, row);
             } else if self.to.ratio > PAGE && (position + 1).is_multiple_of(PAGE) {
                 let to = self.to.of_slot(*self.write_slots.add(row) as usize);
                 core::ptr::write_bytes(to, 0, self.to.codec.row_bytes());
             }
         }
     }
-
-    fn closes(&self, position: usize) -> bool {
-        (position + 1).is_multiple_of(self.to.ratio)
-    }
-
-    /// The row after `row` that closes a window, which the same thread is likely to take; of a
-    /// sequence it is as far as a window is long. None where a window's state is more than a core
-    /// has near.
-    ///
-    /// # Safety
-    /// Rows before `live_rows` are live.
-    unsafe fn next(&self, row: usize, live_rows: usize) -> Option<usize> {
-        let far = if self.to.ratio <= RATIO_NEAR { self.to.ratio } else { 0 };
-        let mut rows = row + 1..live_rows.min(row + 1 + far);
-        // SAFETY: the caller's contract.
-        rows.find(|row| self.closes(unsafe { self.tables.of(*row) }.0))
-    }
 }
 
 per_isa! {
-    unsafe fn compress(a: &CompressRows, row: usize, live_rows: usize) = compress_body;
+    unsafe fn compress(a: &CompressRows, row: usize) = compress_body;
 }
 
 /// One slot: where its values and gates start, and the addition to its gates.
@@ -146,88 +126,50 @@ struct Slot {
     ape: *const f32,
 }
 
-/// The slots of the window that a row closes, and of the one before where they overlap.
-struct Slots {
-    all: [Slot; SLOTS_MAX],
-    n: usize,
-}
-
-impl Slots {
-    /// # Safety
-    /// The row is live and closes a window; the table holds every page of its sequence.
-    #[inline(always)]
-    unsafe fn of(a: &CompressRows, row: usize) -> Slots {
-        let (dim, ratio) = (a.dim, a.to.ratio);
-        let channels = if a.overlap { 2 * dim } else { dim };
-        let null = core::ptr::null();
-        let mut slots =
-            Slots { all: [Slot { values: null, gates: null, ape: null }; SLOTS_MAX], n: 0 };
-        // SAFETY: the caller's contract; overlapping windows have 4 tokens, others at most 128.
-        unsafe {
-            let (position, table) = a.tables.of(row);
-            let first = position / ratio * ratio;
-            let before = if a.overlap && first > 0 { ratio } else { 0 };
-            for i in 0..before + ratio {
-                let state = a.state.at(table, first + i - before).cast::<f32>();
-                let j = if i < before { i } else { i - before };
-                let half = if a.overlap && i >= before { dim } else { 0 };
-                slots.all[slots.n] = Slot {
-                    values: state.add(half),
-                    gates: state.add(channels + half),
-                    ape: a.ape.add(j * channels + half),
-                };
-                slots.n += 1;
-            }
-        }
-        slots
-    }
-
-    fn all(&self) -> &[Slot] {
-        &self.all[..self.n]
-    }
-
-    /// Asks for some channels of every slot.
-    #[inline(always)]
-    fn fetch<V: Lanes>(&self, channels: core::ops::Range<usize>) {
-        for slot in self.all() {
-            for c in channels.clone().step_by(LANES) {
-                V::fetch(slot.gates.wrapping_add(c));
-                V::fetch(slot.values.wrapping_add(c));
-            }
-        }
-    }
-}
-
-/// Vectors of channels that are pooled at once, so that the lines of a slot are read in runs.
-const POOLED: usize = 4;
-
 #[inline(always)]
-unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize, live_rows: usize) {
-    let dim = a.dim;
-    // SAFETY: the caller's contract.
+unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize) {
+    let (dim, ratio) = (a.dim, a.to.ratio);
+    let channels = if a.overlap { 2 * dim } else { dim };
+    let null = core::ptr::null();
+    let mut slots = [Slot { values: null, gates: null, ape: null }; SLOTS_MAX];
+    let mut n = 0;
+    // SAFETY: the caller's contract; overlapping windows have 4 tokens, others at most 128.
     unsafe {
-        let slots = Slots::of(a, row);
-        let next = a.next(row, live_rows).map(|row| Slots::of(a, row));
+        let (position, table) = a.tables.of(row);
+        let window = position / ratio;
+        let first = window * ratio;
+        let before = if a.overlap && window > 0 { ratio } else { 0 };
+        for i in 0..before + ratio {
+            let state = a.state.at(table, first + i - before).cast::<f32>();
+            let j = if i < before { i } else { i - before };
+            let half = if a.overlap && i >= before { dim } else { 0 };
+            slots[n] = Slot {
+                values: state.add(half),
+                gates: state.add(channels + half),
+                ape: a.ape.add(j * channels + half),
+            };
+            n += 1;
+        }
         let kept = a.to.of_slot(*a.write_slots.add(row) as usize);
         expect_row(kept, a.to.codec.row_bytes());
         // The slots lie apart: read a few channels of each at a time, they would come line by line.
-        // Where the row before has asked for them, they are near.
-        slots.fetch::<V>(0..dim);
+        for slot in &slots[..n] {
+            for c in (0..dim).step_by(LANES) {
+                V::fetch(slot.gates.add(c));
+                V::fetch(slot.values.add(c));
+            }
+        }
         let mut rounded = [const { MaybeUninit::<f32>::uninit() }; CHANNELS_MAX];
         let plain = a.to.codec.is_plain();
         let to = if plain { kept.cast::<f32>() } else { rounded.as_mut_ptr().cast() };
-        let whole = dim / (POOLED * LANES) * (POOLED * LANES);
-        for c in (0..whole).step_by(POOLED * LANES) {
-            pool::<V, POOLED>(slots.all(), c, to);
-            if let Some(next) = &next {
-                next.fetch::<V>(c..c + POOLED * LANES);
-            }
+        let whole = dim / (4 * LANES) * (4 * LANES);
+        for c in (0..whole).step_by(4 * LANES) {
+            pool::<V, 4>(&slots[..n], c, to);
         }
         for c in (whole..dim).step_by(LANES) {
-            pool::<V, 1>(slots.all(), c, to);
+            pool::<V, 1>(&slots[..n], c, to);
         }
         norm_row::<V>(to, a.norm, to, dim, a.eps);
-        let first = a.tables.of(row).0 / a.to.ratio * a.to.ratio;
         let turn = Turn::new(&a.rope, first, 1.0);
         turn.apply::<V>(to.add(dim - a.rope.rotary));
         if !plain {
@@ -236,7 +178,7 @@ unsafe fn compress_body<V: Lanes>(a: &CompressRows, row: usize, live_rows: usize
     }
 }
 
-/// `N` vectors of channels from `c` on.
+/// `N` vectors of channels from `c` on, so that the lines of a slot are read in runs.
 #[inline(always)]
 unsafe fn pool<V: Lanes, const N: usize>(slots: &[Slot], c: usize, to: *mut f32) {
     // SAFETY: the caller's contract.

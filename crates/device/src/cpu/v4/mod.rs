@@ -160,7 +160,7 @@ impl V4Call {
                 V4Call::HeadRope(c) => c.run(row),
                 V4Call::WindowStore(c) => c.run(row),
                 V4Call::StateStore(c) => c.run(row),
-                V4Call::CompressRows(c) => c.run(row, live_rows as usize),
+                V4Call::CompressRows(c) => c.run(row),
                 V4Call::IndexTopK(c) => c.run(row),
                 V4Call::LimitedSiluMul(c) => c.run(row),
                 V4Call::ExpertSum(c) => c.run(row),
