@@ -292,23 +292,17 @@ fn vllm_counts(page: &str) -> Snapshot {
     Snapshot { running: running.map(|n| n as u32), grows, ..Snapshot::default() }
 }
 
-/// Slots that are busy; else the gauge of `/metrics`, where it is turned on.
+/// Slots that are busy; else the gauge of `/metrics`, where it is turned on. The numbers of the slots'
+/// tasks fall while one process lives, so they tell of no restart.
 async fn llama_counts(client: &Client) -> Snapshot {
     let slots = get_json(client, "/slots").await.unwrap_or(Value::Null);
     if slots.is_array() {
-        return slot_counts(&slots);
+        let busy = list(&slots).filter(|s| s["is_processing"] == true || s["state"] == 1);
+        return Snapshot { running: u32::try_from(busy.count()).ok(), ..Snapshot::default() };
     }
     let page = get_text(client, "/metrics").await.unwrap_or_default();
     let running = metrics::sum(&page, "llamacpp:requests_processing", &[]).map(|n| n as u32);
     let grows = metrics::sum(&page, "llamacpp:tokens_predicted_total", &[]).map(|n| n as u64);
-    Snapshot { running, grows, ..Snapshot::default() }
-}
-
-/// A slot keeps the number of its last task, and tasks are numbered as they come.
-fn slot_counts(slots: &Value) -> Snapshot {
-    let busy = list(slots).filter(|s| s["is_processing"] == true || s["state"] == 1);
-    let running = u32::try_from(busy.count()).ok();
-    let grows = list(slots).filter_map(|s| s["id_task"].as_u64()).max();
     Snapshot { running, grows, ..Snapshot::default() }
 }
 
@@ -359,12 +353,8 @@ mod tests {
         let page = "vllm:generation_tokens_total{engine=\"0\"} 40.0\n\
                     vllm:generation_tokens_total{engine=\"1\"} 2.0\n";
         assert_eq!(vllm_counts(page).grows, Some(42));
-        assert_eq!(sglang_counts("sglang:generation_tokens_total{a=\"b\"} 7\n").grows, Some(7));
-        let slots = json!([{"id": 0, "id_task": 9, "is_processing": true}, {"id": 1},
-            {"id": 2, "id_task": -1, "is_processing": false}]);
-        let counts = slot_counts(&slots);
-        assert_eq!((counts.running, counts.grows), (Some(1), Some(9)));
-        assert_eq!(slot_counts(&json!([{"id": 0}])).grows, None);
+        let page = "sglang:generation_tokens_total{a=\"b\"} 7\n";
+        assert_eq!(sglang_counts(page).grows, Some(7));
     }
 
     /// As vLLM 0.24.0 answered on an H200; powers of two stood for its sizes, without 24.
