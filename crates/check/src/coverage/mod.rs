@@ -141,6 +141,12 @@ impl Growth {
         self.fell += u64::from(self.last.is_some_and(|last| now < last));
         self.last = Some(now);
     }
+
+    /// Whether the count began again. Where it falls often, several servers answer at one address,
+    /// each with its own.
+    fn has_begun_again(self) -> bool {
+        self.fell > 0 && self.fell * FALLS_ARE_RARE <= self.times
+    }
 }
 
 impl Samples {
@@ -156,13 +162,6 @@ impl Samples {
         if told.is_told() {
             self.last = Some((told, at));
         }
-    }
-
-    /// Whether a count that only grows began again. Where it falls often, several servers answer at
-    /// one address, each with its own.
-    pub fn has_restarted(&self) -> bool {
-        let Growth { times, fell, .. } = self.grown;
-        fell > 0 && fell * FALLS_ARE_RARE <= times
     }
 
     /// Takes a step of a decode log.
@@ -204,7 +203,8 @@ pub fn between(
     } else {
         Source::Inferred
     };
-    if is_restarted(before, after) || samples.has_restarted() {
+    let is_new = is_restarted(before, after, samples);
+    if is_new {
         notes.push("the server was started again meanwhile: only steps since are counted".into());
     } else if before.generation != after.generation {
         notes.push(
@@ -218,7 +218,7 @@ pub fn between(
     let mut buckets = Vec::new();
     for (rows, is_captured) in sizes {
         let seen = match source {
-            Source::Exactly => steps_between(before, after, rows),
+            Source::Exactly => steps_between(before, after, is_new, rows),
             Source::Inferred => samples.within(low, rows),
             Source::Unknown => u64::from((low..=rows).contains(&client_peak) || client_peak > rows),
         };
@@ -237,8 +237,7 @@ pub fn between(
         (Some(b), Some(a)) => Some((a.0.saturating_sub(b.0), a.1.saturating_sub(b.1))),
         _ => None,
     };
-    let is_one = !is_restarted(before, after) && !samples.has_restarted();
-    let decode_steps = decode_steps.filter(|_| is_one);
+    let decode_steps = decode_steps.filter(|_| !is_new);
     let is_log_silent = samples.log_lines == Some(0);
     Coverage {
         server: facts.kind,
@@ -252,14 +251,15 @@ pub fn between(
     }
 }
 
-/// Whether two snapshots are of two processes.
-pub fn is_restarted(before: &Snapshot, after: &Snapshot) -> bool {
-    before.started.zip(after.started).is_some_and(|(was, is)| was != is)
+/// Whether two snapshots, with what was told between them, are of two processes.
+pub fn is_restarted(before: &Snapshot, after: &Snapshot, samples: &Samples) -> bool {
+    let said = before.started.zip(after.started).is_some_and(|(was, is)| was != is);
+    said || samples.grown.has_begun_again()
 }
 
-fn steps_between(before: &Snapshot, after: &Snapshot, rows: u32) -> u64 {
+fn steps_between(before: &Snapshot, after: &Snapshot, is_new: bool, rows: u32) -> u64 {
     let of = |s: &Snapshot| s.bucket_steps.get(&rows).copied().unwrap_or(0);
-    if before.generation == after.generation && !is_restarted(before, after) {
+    if before.generation == after.generation && !is_new {
         of(after).saturating_sub(of(before))
     } else {
         of(after)
@@ -343,7 +343,8 @@ mod tests {
                 let told = Snapshot { grows: Some(*n), ..Snapshot::default() };
                 samples.take_told(told, Instant::now());
             }
-            samples.has_restarted()
+            let none = Snapshot::default();
+            is_restarted(&none, &none, &samples)
         };
         let counts: Vec<u64> = (0..20).chain(3..20).collect();
         assert!(after(&counts));

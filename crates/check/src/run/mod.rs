@@ -358,7 +358,7 @@ impl Run {
         });
         let last = last.unwrap_or_default();
         if after.is_told() {
-            let is_new = coverage::is_restarted(&self.before, after) || samples.has_restarted();
+            let is_new = coverage::is_restarted(&self.before, after, samples);
             return is_new
                 .then(|| "the server ended and was started again while it was checked".into());
         }
