@@ -155,7 +155,10 @@ impl Target {
         }
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
         if let Some(port) = port_alone(authority) {
-            return Err(TargetError::PortAlone { url: named(), port });
+            return Err(match port.parse() {
+                Ok(0) | Err(_) => TargetError::Port { url: named() },
+                Ok(port) => TargetError::PortAlone { url: named(), port },
+            });
         }
         if !is_clean(path) {
             return Err(TargetError::Characters { what: "path" });
@@ -211,11 +214,10 @@ impl fmt::Display for Target {
     }
 }
 
-/// The number of `30001` or `:30001`. Such digits are an IPv4 address to the resolver (0.0.117.49).
-fn port_alone(authority: &str) -> Option<u16> {
+/// The digits of `30001` or `:30001`, which are an IPv4 address to the resolver (0.0.117.49).
+fn port_alone(authority: &str) -> Option<&str> {
     let digits = authority.strip_prefix(':').unwrap_or(authority);
-    let all = digits.bytes().all(|b| b.is_ascii_digit());
-    digits.parse().ok().filter(|port| all && *port != 0)
+    (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then_some(digits)
 }
 
 /// `host:port` of an authority, port 80 where it names none.
@@ -308,6 +310,11 @@ mod tests {
         for url in ["41000", ":41000", "http://41000/v1"] {
             let words = Target::parse(url).unwrap_err().to_string();
             assert!(words.contains("'http://127.0.0.1:41000'"), "{words}");
+        }
+        // Nor is a number that is no port asked as a host: 99999 was, which is 0.1.134.159.
+        for url in ["0", "99999", ":70000", "http://4294967296/v1"] {
+            let words = Target::parse(url).unwrap_err().to_string();
+            assert!(words.contains("not a number from 1 to 65535"), "{words}");
         }
         for host in ["41000.lan", "4100a", "127.0.0.1"] {
             assert!(Target::parse(host).is_ok(), "{host}");
