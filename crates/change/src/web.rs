@@ -167,8 +167,10 @@ impl Web {
     }
 
     fn json(&self, path: &str, reply: Reply) -> Result<Value, ChangeError> {
-        let what = "answered with something else than JSON".to_owned();
-        reply.json().ok_or(ChangeError::Answer { url: self.at(path), what })
+        reply.json().ok_or_else(|| {
+            let what = format!("answered with something else than JSON: {}", reply.words());
+            ChangeError::Answer { url: self.at(path), what }
+        })
     }
 
     fn unanswered(&self, path: &str, outcome: Outcome) -> ChangeError {
@@ -190,6 +192,6 @@ impl Web {
     }
 
     fn at(&self, path: &str) -> String {
-        format!("{}{path}", self.url.trim_end_matches('/'))
+        format!("{}{path}", self.api.target())
     }
 }

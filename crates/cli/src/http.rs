@@ -12,14 +12,15 @@ const TIMEOUTS: Timeouts = Timeouts {
     plain: Duration::from_secs(20),
 };
 
-/// Gets `path` below `base`, whatever the status.
-pub fn get(base: &str, path: &str, api_key: Option<&str>) -> Result<Reply, Failure> {
-    let target = Target::parse(base).and_then(|t| t.with_api_key(api_key));
-    let target = target.map_err(|e| Failure::new(Exit::Usage, e))?;
-    ask(base, target.with_timeouts(TIMEOUTS), path)
+/// The server at an address, as every command reads it.
+pub fn target(url: &str, api_key: Option<&str>) -> Result<Target, Failure> {
+    let target = Target::parse(url).and_then(|t| t.with_api_key(api_key));
+    Ok(target.map_err(|e| Failure::new(Exit::Usage, e))?.with_timeouts(TIMEOUTS))
 }
 
-fn ask(base: &str, target: Target, path: &str) -> Result<Reply, Failure> {
+/// Gets a path of a server, whatever the status.
+pub fn get(target: Target, path: &str) -> Result<Reply, Failure> {
+    let url = target.to_string();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|e| Failure::new(Exit::Unexpected, format!("no runtime: {e}")))?;
@@ -27,7 +28,7 @@ fn ask(base: &str, target: Target, path: &str) -> Result<Reply, Failure> {
     let asked = runtime.block_on(Client::new(target).get(path));
     // A name that is still being looked up ends with the process.
     runtime.shutdown_background();
-    asked.map_err(|outcome| unanswered(base.trim_end_matches('/'), limits, &outcome))
+    asked.map_err(|outcome| unanswered(&url, limits, &outcome))
 }
 
 fn unanswered(url: &str, limits: Timeouts, outcome: &Outcome) -> Failure {
@@ -78,10 +79,10 @@ mod tests {
         });
         let plain = Duration::from_secs(1);
         let begun = Instant::now();
-        let failure =
-            ask("a:1", target.with_timeouts(Timeouts { plain, ..TIMEOUTS }), "/").unwrap_err();
+        let words = format!("the server at {target} does not answer within 1 s");
+        let failure = get(target.with_timeouts(Timeouts { plain, ..TIMEOUTS }), "/").unwrap_err();
         assert!(begun.elapsed() >= plain);
-        assert_eq!(failure.message, "the server at a:1 does not answer within 1 s");
+        assert_eq!(failure.message, words);
         assert_eq!(failure.exit, Exit::NoServer);
     }
 
@@ -89,7 +90,7 @@ mod tests {
     #[test]
     fn what_does_not_speak_http_is_unwell() {
         let target = server(|mut stream| drop(stream.write_all(b"SSH-2.0-x\r\n\r\n")));
-        let failure = ask("a:1", target.with_timeouts(TIMEOUTS), "/").unwrap_err();
+        let failure = get(target.with_timeouts(TIMEOUTS), "/").unwrap_err();
         assert_eq!(failure.exit, Exit::Unwell, "{}", failure.message);
         assert!(failure.message.contains("not the API: HTTP"), "{}", failure.message);
     }
@@ -99,7 +100,7 @@ mod tests {
         let target = server(|mut stream| {
             drop(stream.write_all(b"HTTP/1.1 503 Gone\r\nContent-Length: 4\r\n\r\nbody"));
         });
-        let reply = ask("a:1", target.with_timeouts(TIMEOUTS), "/x").unwrap();
+        let reply = get(target.with_timeouts(TIMEOUTS), "/x").unwrap();
         assert_eq!((reply.status, reply.body), (503, b"body".to_vec()));
     }
 }

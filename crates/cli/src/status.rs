@@ -34,16 +34,17 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
 }
 
 fn once(args: &StatusArgs) -> Result<Exit, Failure> {
-    let answer = http::get(&args.url, "/server_info", args.api_key.as_deref())?;
+    let target = http::target(&args.url, args.api_key.as_deref())?;
+    let url = target.to_string();
+    let answer = http::get(target, "/server_info")?;
     let info: Value = serde_json::from_slice(&answer.body).unwrap_or(Value::Null);
     if answer.status != 200 {
-        let said = info["error"]["message"].as_str().unwrap_or("no reason given");
-        let words = format!("{} answered {}: {said}", args.url, answer.status);
+        let words = format!("{url} answered {}: {}", answer.status, answer.words());
         return Err(Failure::new(Exit::Unwell, words));
     }
     let engine = &info["lockstep"]["engine"];
     if !engine.is_object() {
-        let words = format!("{} answers, but is not a Lockstep server", args.url);
+        let words = format!("{url} answers, but is not a Lockstep server");
         return Err(Failure { detail: info, ..Failure::new(Exit::Unwell, words) });
     }
     if args.json {

@@ -78,6 +78,63 @@ fn a_wrong_command_line_is_2() {
     assert!(out.contains("it takes a whole number from 1 to 4096"), "{out}");
 }
 
+/// A server that answers whatever is asked with these bytes.
+fn says(answer: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 65_536]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+/// What was found: `status` printed whatever stood in a server's error, lines, escapes and all, and
+/// other commands a reason that was empty; a redirect was a number.
+#[test]
+fn what_a_server_says_in_an_error_is_one_short_line() {
+    let dir = temp_dir("errors-of-servers");
+    let answer = |status: &str, more: &str, body: &str| {
+        let length = body.len();
+        says(format!(
+            "HTTP/1.1 {status}\r\n{more}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        ))
+    };
+    let long = "y".repeat(5000);
+    let json = format!(r#"{{"error": {{"message": "one\ntwo \u001b[31m{long}"}}}}"#);
+    let raw = format!("one\ntwo \u{1b}[31m{long}");
+    let there = "Location: http://192.0.2.7:8080/base";
+    for (url, want) in [
+        (answer("500 X", "", &json), r"one two \u{1b}[31myyy"),
+        (answer("500 X", "", &raw), r"one two \u{1b}[31myyy"),
+        (answer("404 X", "", ""), "404: no words with it"),
+        (
+            answer("302 X", &format!("{there}/v1/models\r\n"), ""),
+            "it redirects to http://192.0.2.7",
+        ),
+    ] {
+        for (command, code) in [
+            (&["status"][..], 9),
+            (&["check"], 3),
+            (&["bench"], 3),
+            (&["change", "init", "--url"], 9),
+        ] {
+            let out = run(&dir, &[command, &[&url]].concat(), &[]);
+            let said = words(&out);
+            assert_eq!(out.status.code(), Some(code), "{command:?}: {said}");
+            assert!(said.contains(want) && said.trim_end().lines().count() == 1, "{said}");
+            assert!(said.len() < 800 && !said.contains('\u{1b}'), "{said}");
+            let is_plain_list = !matches!(command, ["status"]);
+            if want.starts_with("it redirects") && is_plain_list {
+                let address = "'http://192.0.2.7:8080/base' is the address to give";
+                assert!(said.contains(address) && !said.contains("--model"), "{said}");
+            }
+        }
+    }
+}
+
 /// A flag that does not exist was once answered in words alone, `--json` or not.
 #[test]
 fn a_wrong_command_line_is_json_for_machines_too() {

@@ -2,7 +2,7 @@
 
 use super::prompt::{Form, words};
 use super::seeded::Seeded;
-use crate::client::{Call, Client, Exchange, NoAnswer, NoServer, Outcome, Reading, Usage};
+use crate::client::{Call, Client, Exchange, NoAnswer, NoModel, NoServer, Outcome, Reading, Usage};
 use core::fmt;
 use serde_json::{Value, json};
 
@@ -56,9 +56,7 @@ impl fmt::Display for ProbeError {
                 NoServer { url, why }.fmt(f)
             }
             ProbeError::Silent { url, seconds } => NoAnswer { url, seconds: *seconds }.fmt(f),
-            ProbeError::Model { url, outcome } => {
-                write!(f, "{url} names no model at /v1/models ({outcome}); name one with --model")
-            }
+            ProbeError::Model { url, outcome } => NoModel { url, outcome }.fmt(f),
             ProbeError::Generate { url, path, outcome } => {
                 write!(f, "{url} does not answer a short request at {path}: {outcome}")
             }

@@ -104,16 +104,20 @@ struct PromptDetails {
     cached_tokens: Option<u64>,
 }
 
+/// What is said of an error without a body.
+pub(crate) const NO_WORDS: &str = "no words with it";
+
 /// The server's words in an error body: `error.message`, `message`, `detail`, or the text itself.
 pub(crate) fn error_words(body: &[u8]) -> String {
     let parsed: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
     let candidates =
         [&parsed["error"]["message"], &parsed["error"], &parsed["message"], &parsed["detail"]];
     let said = candidates.into_iter().find_map(Value::as_str).map(str::to_owned);
-    shorten(&said.unwrap_or_else(|| {
+    let said = shorten(&said.unwrap_or_else(|| {
         let text = String::from_utf8_lossy(body);
         html_words(&text).unwrap_or_else(|| text.into_owned())
-    }))
+    }));
+    if said.is_empty() { NO_WORDS.into() } else { said }
 }
 
 /// What a page for browsers says in its title, or that it is one; nothing of any other text.
@@ -134,13 +138,21 @@ fn html_words(text: &str) -> Option<String> {
     })
 }
 
-/// The beginning of a text, without what a terminal would obey.
-pub(crate) fn shorten(text: &str) -> String {
-    let mut short: String = text.trim().chars().take(WORDS_MAX).collect();
-    if short.len() < text.trim().len() {
-        short.push_str("...");
+/// The beginning of a text in one line, its control characters written out.
+pub fn shorten(text: &str) -> String {
+    let mut short = String::new();
+    for (at, c) in text.trim().chars().enumerate() {
+        if at == WORDS_MAX {
+            short.push_str("...");
+            break;
+        }
+        match c {
+            '\n' | '\r' | '\t' => short.push(' '),
+            c if c.is_control() => short.extend(c.escape_unicode()),
+            c => short.push(c),
+        }
     }
-    short.replace(char::is_control, " ")
+    short
 }
 
 /// Folds one JSON text into `exchange`: a chunk of a stream or a whole answer. An outcome ends
@@ -346,7 +358,7 @@ mod tests {
             fold(&mut Exchange::begin(), json.as_bytes(), Duration::ZERO, is_chunk).unwrap_err()
         };
         let failed = outcome(r#"{"error":{"message":"no\u001b[2J"}}"#, true);
-        assert_eq!(failed, Outcome::Failed { message: "no [2J".into() });
+        assert_eq!(failed, Outcome::Failed { message: "no\\u{1b}[2J".into() });
         assert!(matches!(outcome("{\"choices\"", true), Outcome::Protocol { .. }));
         let none = Outcome::Protocol { fault: ProtocolFault::NoChoice };
         assert_eq!(outcome(r#"{"choices":[]}"#, false), none);
@@ -364,6 +376,10 @@ mod tests {
         assert_eq!(error_words(br#"{"error":"b"}"#), "b");
         assert_eq!(error_words(br#"{"detail":"c"}"#), "c");
         assert_eq!(error_words(b" plain\n"), "plain");
+        assert_eq!(error_words(b"a\nb \x1b[31mc\0"), "a b \\u{1b}[31mc\\u{0}");
+        for nothing in [&b""[..], b" \n", br#"{"error":{"message":""}}"#] {
+            assert_eq!(error_words(nothing), "no words with it");
+        }
         assert!(error_words(&[b'x'; 5000]).len() < 400);
     }
 

@@ -56,6 +56,27 @@ pub enum ProtocolFault {
     Http { why: String },
 }
 
+/// What every command says of a server that takes a connection and lists no model.
+#[derive(Clone, Copy, Debug)]
+pub struct NoModel<'a> {
+    /// Where.
+    pub url: &'a str,
+    /// What came in the place of a list.
+    pub outcome: &'a Outcome,
+}
+
+impl fmt::Display for NoModel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NoModel { url, outcome } = self;
+        write!(f, "{url} names no model at /v1/models ({outcome})")?;
+        match outcome {
+            // Another address is to be given, which it says.
+            Outcome::Status { status: 300..400, .. } => Ok(()),
+            _ => f.write_str("; name one with --model, if a server of the OpenAI API is there"),
+        }
+    }
+}
+
 /// What every command says where nothing listens.
 #[derive(Clone, Copy, Debug)]
 pub struct NoServer<'a> {
@@ -68,7 +89,13 @@ pub struct NoServer<'a> {
 impl fmt::Display for NoServer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NoServer { url, why } = self;
-        write!(f, "no server answers at {url}: {why}; is it running there?")
+        write!(f, "no server answers at {url}: {why}; is it running there?")?;
+        // What an address that names no port comes to.
+        let authority = url.split("://").last().and_then(|rest| rest.split('/').next());
+        if authority.is_some_and(|a| a.ends_with(":80")) {
+            f.write_str(" (port 80 is asked where an address names none)")?;
+        }
+        Ok(())
     }
 }
 
@@ -267,4 +294,31 @@ pub enum Abort {
     Chunks(u32),
     /// After so many bytes of the body.
     Bytes(u64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_server_redirects_no_model_s_name_helps() {
+        let said = |status| {
+            let outcome = Outcome::Status { status, message: "it redirects".into() };
+            NoModel { url: "http://a:1", outcome: &outcome }.to_string()
+        };
+        assert!(said(302).ends_with("(status 302: it redirects)"));
+        assert!(said(404).contains("--model"));
+    }
+
+    /// What was found: `status HOST` said that nothing answers at HOST, and not at which port.
+    #[test]
+    fn the_port_that_an_address_does_not_name_is_said() {
+        let said = |url| NoServer { url, why: "refused" }.to_string();
+        for url in ["http://a:80", "http://a:80/x", "http://[::1]:80"] {
+            assert!(said(url).ends_with("(port 80 is asked where an address names none)"));
+        }
+        for url in ["http://a:8080", "http://a:30001/x:80"] {
+            assert!(said(url).ends_with("is it running there?"));
+        }
+    }
 }

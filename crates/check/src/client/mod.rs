@@ -8,18 +8,19 @@ mod answer;
 mod connection;
 mod exchange;
 mod reader;
+mod redirect;
 mod sse;
 mod target;
 
-pub use answer::TOOL_CALLS_MAX;
+pub use answer::{TOOL_CALLS_MAX, shorten};
 pub use exchange::{
-    Abort, ChunkTime, Exchange, NoAnswer, NoServer, Outcome, Phase, ProtocolFault, Reading, Token,
-    ToolCall, Usage,
+    Abort, ChunkTime, Exchange, NoAnswer, NoModel, NoServer, Outcome, Phase, ProtocolFault,
+    Reading, Token, ToolCall, Usage,
 };
 pub use sse::{Event, EventTooLarge, SseReader};
 pub use target::{Target, TargetError, Timeouts};
 
-use answer::error_words;
+use answer::{NO_WORDS, error_words};
 use connection::{Connection, Pool, SendError};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -65,6 +66,8 @@ pub struct Reply {
     pub status: u16,
     /// The body.
     pub body: Vec<u8>,
+    /// Where it leads instead, in words.
+    pub redirect: Option<String>,
 }
 
 impl Reply {
@@ -73,9 +76,9 @@ impl Reply {
         serde_json::from_slice(&self.body).ok()
     }
 
-    /// The server's words in an error's body.
+    /// The server's words in an error's body, or where it leads instead.
     pub fn words(&self) -> String {
-        error_words(&self.body)
+        self.redirect.clone().unwrap_or_else(|| error_words(&self.body))
     }
 }
 
@@ -190,7 +193,7 @@ impl Client {
         exchange.first_byte_after = Some(began_at.elapsed());
         exchange.status = Some(response.status().as_u16());
         if response.status() != StatusCode::OK {
-            return Err(self.refusal(response).await);
+            return Err(self.refusal(call.path(), response).await);
         }
         if reader::read(response, self.target.timeouts.idle, reading, exchange).await? {
             self.pool.give(connection);
@@ -261,21 +264,23 @@ impl Client {
         let whole = async {
             let (connection, response) = self.send(request, || ()).await?;
             let status = response.status().as_u16();
+            let redirect = redirect::words(&self.target, path, &response);
             let body = collect(response.into_body(), ANSWER_BYTES_MAX).await?;
             self.pool.give(connection);
-            Ok(Reply { status, body })
+            Ok(Reply { status, body, redirect })
         };
         timeout(limit, whole).await.unwrap_or(Err(Outcome::Timeout { phase: Phase::Total }))
     }
 
-    async fn refusal(&self, response: Response<Incoming>) -> Outcome {
+    async fn refusal(&self, path: &str, response: Response<Incoming>) -> Outcome {
         let status = response.status().as_u16();
         let retry_after_s = retry_after(response.headers());
+        let redirect = redirect::words(&self.target, path, &response);
         let read =
             timeout(self.target.timeouts.idle, collect(response.into_body(), ERROR_BYTES_MAX));
         let message = match read.await {
-            Ok(Ok(body)) => error_words(&body),
-            _ => "no words with it".to_owned(),
+            Ok(Ok(body)) => redirect.unwrap_or_else(|| error_words(&body)),
+            _ => redirect.unwrap_or_else(|| NO_WORDS.to_owned()),
         };
         match status {
             429 | 503 => Outcome::Refused { status, retry_after_s, message },

@@ -22,7 +22,7 @@ pub use options::{
 pub use prompt::{Prompts, Writer, write};
 
 use crate::calibration::Calibration;
-use crate::client::{Client, NoAnswer, NoServer, Outcome, Target};
+use crate::client::{Client, NoAnswer, NoModel, NoServer, Outcome, Target};
 use crate::coverage::{self, Bucket, Coverage, DecodeLog, Facts};
 use crate::dialogue::{Kind, Rng, Session, make};
 use crate::judge::Registry;
@@ -60,11 +60,9 @@ impl fmt::Display for CheckError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CheckError::Options(e) => e.fmt(f),
-            CheckError::Server { url, outcome: outcome @ Outcome::Status { .. } } => write!(
-                f,
-                "{url} names no model at /v1/models ({outcome}); name one with --model, if a \
-                 server of the OpenAI API is there"
-            ),
+            CheckError::Server { url, outcome: outcome @ Outcome::Status { .. } } => {
+                NoModel { url, outcome }.fmt(f)
+            }
             CheckError::Server { url, outcome: Outcome::Connect { why } } => {
                 NoServer { url, why }.fmt(f)
             }

@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_only_what_looks_like_one() {
-        let reply = |status, body: &str| Reply { status, body: body.into() };
+        let reply = |status, body: &str| Reply { status, body: body.into(), redirect: None };
         let ids = written(Writer::Ids, &reply(200, r#"{"tokens": [1, 2], "count": 2}"#));
         assert_eq!(ids, Some(json!([1, 2])));
         for (status, body) in
