@@ -165,6 +165,8 @@ fn failed(e: CheckError) -> Failure {
     let exit = match &e {
         CheckError::Options(_) | CheckError::Log { .. } => Exit::Usage,
         CheckError::Silent { .. } => Exit::NoServer,
+        CheckError::Lost(lost) if lost.outcome.is_some() => Exit::NoServer,
+        CheckError::Lost(_) => Exit::Unwell,
         CheckError::Server { outcome, .. } if outcome.is_silent() => Exit::NoServer,
         CheckError::Server { .. } | CheckError::NoAnswer { .. } => Exit::Unwell,
         CheckError::Ended => return Failure { code: ENDED, ..Failure::new(Exit::Unexpected, e) },

@@ -123,6 +123,35 @@ fn a_report_that_cannot_be_written_loses_neither_the_verdict_nor_the_other() {
     assert!(std::fs::read_to_string(page).unwrap().contains("<svg"));
 }
 
+/// What was found: of a server that was killed while it was calibrated it was said that it answered no
+/// request, or that it went away under a load that there had not been.
+#[test]
+fn a_server_that_is_killed_while_it_is_calibrated_is_said_to_have_gone() {
+    let server = serve("killed");
+    let child = Command::new(lockstep())
+        .args(["check", server.url(), "--kinds", "report", "--max-tokens", "200", "--json"])
+        .args(["--sessions", "64", "--rounds", "2"])
+        .current_dir(temp_dir("killed-out"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    common::wait_until("five answers", || {
+        server.status()["lockstep"]["engine"]["counters"]["finished"].as_u64() > Some(4)
+    });
+    server.signal("KILL");
+    let out = child.wait_with_output().unwrap();
+    let found = report(&out);
+    assert_eq!(out.status.code(), Some(3), "{found:#}");
+    assert_eq!(
+        (&found["error"]["code"], &found["error"]["exit"]),
+        (&"no_server".into(), &3.into())
+    );
+    let words = found["error"]["message"].as_str().unwrap();
+    let asked =
+        format!("{} went away while it was asked one request at a time, after ", server.url());
+    assert!(words.contains(&asked) && words.contains("start it again"), "{words}");
+}
+
 /// What was found: of a server that was killed under load it was said that it tells nothing of its
 /// batches, and that its metrics should be turned on.
 #[test]

@@ -88,6 +88,9 @@ pub fn summary(f: &Finding) -> String {
         if f.is_ended_early { "; ended early" } else { "" }
     );
     coverage(&mut s, &f.coverage);
+    if let (Conclusion::Corrupted { .. }, Some(gone)) = (&conclusion, &f.coverage.gone) {
+        let _ = writeln!(s, "             {gone}");
+    }
     for rung in &f.ladder {
         let _ = writeln!(s, "changed      {}: {}", rung.change, rung.words());
     }

@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Tally};
 use super::prompt::Prompts;
-use super::{request, weigh};
+use super::{lost, request, weigh};
 use crate::calibration::Calibration;
 use crate::client::{Abort, Client, Exchange, Outcome, Reading};
 use crate::dialogue::{Rng, Session};
@@ -140,6 +140,10 @@ pub struct Bench {
     pub watch: Watch,
     /// Ends every wave early.
     pub stop: Stop,
+    /// How the server was found to be away while it was asked one at a time; ends that too.
+    pub lost: OnceLock<Outcome>,
+    /// Requests under load that found no connection.
+    pub unconnected: AtomicU32,
 }
 
 impl Bench {
@@ -164,6 +168,26 @@ impl Bench {
             progress: Mutex::default(),
             watch: Arc::clone(&self.watch),
             stop: self.stop.clone(),
+            lost: OnceLock::new(),
+            unconnected: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether nothing more is to be asked.
+    fn is_over(&self) -> bool {
+        self.stop.is_stopped() || self.lost.get().is_some()
+    }
+
+    /// Takes in a request that nothing answered: of one that was alone, whether the server is there
+    /// at all. Requests of a crowd are counted, and whoever sent them looks when it is over.
+    async fn unanswered(&self, outcome: &Outcome, is_alone: bool) {
+        if is_alone {
+            if let Some(outcome) = lost::absence(&self.client).await {
+                // A first one stays.
+                let _ = self.lost.set(outcome);
+            }
+        } else if matches!(outcome, Outcome::Connect { .. }) {
+            self.unconnected.fetch_add(1, Relaxed);
         }
     }
 
@@ -242,7 +266,7 @@ pub async fn wave(bench: &Arc<Bench>, wave: u32, which: &[u32], manner: &Manner)
         }
         burst = burst.saturating_sub(1);
         let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { break };
-        if bench.stop.is_stopped() {
+        if bench.is_over() {
             break;
         }
         let (bench, manner) = (Arc::clone(bench), manner.clone());
@@ -288,6 +312,9 @@ async fn run_steps(
             let is_refused = answer.verdict == Verdict::Refused;
             bench.note(&answer.verdict, wave > 0);
             answers.push(answer);
+            if bench.is_over() {
+                return;
+            }
             if !is_refused {
                 break;
             }
@@ -326,6 +353,9 @@ async fn ask(
     bench.in_flight.fetch_sub(1, Relaxed);
     let took = began.elapsed() - asked;
     let wait = retry_after(&exchange.outcome);
+    if exchange.outcome.is_silent() {
+        bench.unanswered(&exchange.outcome, wave == 0).await;
+    }
     let reply = request::reply(exchange);
     let (verdict, is_evidence) = match &reply {
         Err(verdict) => (verdict.clone(), false),

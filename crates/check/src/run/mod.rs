@@ -5,6 +5,7 @@ mod confirm;
 mod fill;
 mod finding;
 mod load;
+mod lost;
 mod options;
 mod prompt;
 mod request;
@@ -16,6 +17,7 @@ pub use answer::{Answer, Tally};
 pub use confirm::close_calls;
 pub use finding::{Conclusion, Finding, KindTrial, Slice};
 pub use load::{Bench, Manner, Prefix, Progress, Streaming, Watch, wave};
+pub use lost::{Lost, absence};
 pub use options::{
     CONTEXT_TOKENS_MAX, Claim, Options, OptionsError, Profile, ROUNDS_MAX, SESSIONS_MAX,
 };
@@ -48,6 +50,8 @@ pub enum CheckError {
     Server { url: String, outcome: Outcome },
     /// It takes a connection, and does not even list its models.
     Silent { url: String, seconds: u64 },
+    /// It went away, or became another process, before there was any load.
+    Lost(Lost),
     /// Not one request was answered alone.
     NoAnswer { url: String, first: String },
     /// The decode log cannot be read.
@@ -70,6 +74,7 @@ impl fmt::Display for CheckError {
             CheckError::Server { url, outcome } => {
                 write!(f, "the server at {url} cannot be asked: {outcome}")
             }
+            CheckError::Lost(lost) => lost.fmt(f),
             CheckError::NoAnswer { url, first } => write!(
                 f,
                 "the server at {url} answered no request, even one at a time; the first: {first}"
@@ -119,15 +124,21 @@ pub async fn check(
         Claim::Auto => facts.claims_determinism,
     };
     let began = Instant::now();
+    let origin = coverage::snapshot(&observed, facts.kind).await;
     let kinds = choose_kinds(&client, &options, &watch, &stop).await;
     if stop.is_stopped() {
         return Err(CheckError::Ended);
     }
+    let (kinds, tried) = kinds?;
     let sessions = sessions(&options, &kinds);
     let bench = Arc::new(bench(client, sessions, &options, deterministic, watch, stop));
     let alone = calibrate(&bench, &options, deterministic).await;
     if bench.stop.is_stopped() && alone.is_empty() {
         return Err(CheckError::Ended);
+    }
+    let before = coverage::snapshot(&observed, facts.kind).await;
+    if let Some(lost) = lost::find(&bench, tried, &alone, &origin, &before).await {
+        return Err(CheckError::Lost(lost));
     }
     if alone.iter().all(|a| !a.verdict.is_answer()) {
         let first = alone.first().map_or("nothing was asked".into(), |a| a.verdict.to_string());
@@ -138,7 +149,6 @@ pub async fn check(
     if let Some(log) = &mut log {
         log.skip();
     }
-    let before = coverage::snapshot(&observed, facts.kind).await;
     let sampler = sample::Sampler::start(observed.clone(), facts.kind, log);
     let answers = Vec::new();
     let mut run = Run { bench, observed, options, facts, before, sampler, answers, waves: 0 };
@@ -155,7 +165,9 @@ pub async fn check(
     let mut finding = run.finding(&url, deterministic, kinds, &alone, coverage, close_calls);
     finding.seconds = (calibration_s, load_s);
     finding.is_ended_early = is_ended_early;
-    if finding.options.isolate && matches!(finding.conclude(), Conclusion::Corrupted { .. }) {
+    let is_damaged = matches!(finding.conclude(), Conclusion::Corrupted { .. });
+    let climbs = finding.options.isolate && is_damaged;
+    if climbs && absence(&run.bench.client).await.is_none() {
         finding.ladder = isolate::climb(&run.bench, &finding).await;
     }
     Ok(finding)
@@ -187,20 +199,22 @@ fn bench(
         progress: Mutex::new(Progress::default()),
         watch,
         stop,
+        lost: OnceLock::new(),
+        unconnected: AtomicU32::new(0),
     }
 }
 
 /// Tries a few sessions of each kind alone. Kinds of which the model gets nothing right are left
-/// out, so that the run is made of what can prove something.
+/// out, so that the run is made of what can prove something. Beside them: how many answers it took.
 async fn choose_kinds(
     client: &Client,
     options: &Options,
     watch: &Watch,
     stop: &Stop,
-) -> Vec<KindTrial> {
+) -> Result<(Vec<KindTrial>, u64), CheckError> {
     if !options.kinds.is_empty() {
         let named = |kind| KindTrial { kind, tried: 0, right: 0, is_used: true };
-        return options.kinds.iter().copied().map(named).collect();
+        return Ok((options.kinds.iter().copied().map(named).collect(), 0));
     }
     let mut sessions = Vec::new();
     for kind in Kind::ALL {
@@ -218,6 +232,10 @@ async fn choose_kinds(
     let ids: Vec<u32> = (0..bench.sessions.len() as u32).collect();
     bench.phase("trying kinds of sessions", steps(&bench, &ids));
     let answers = wave(&bench, 0, &ids, &Manner::alone()).await;
+    let tried = Tally::of(&answers).judged();
+    if let Some(lost) = lost::away(&bench, tried).await {
+        return Err(CheckError::Lost(lost));
+    }
     let mut trials: Vec<KindTrial> = Vec::new();
     for kind in Kind::ALL {
         let mine = |a: &&Answer| bench.sessions[a.session as usize].kind == kind;
@@ -233,7 +251,7 @@ async fn choose_kinds(
     if trials.iter().all(|t| !t.is_used) {
         trials.iter_mut().for_each(|t| t.is_used = true);
     }
-    trials
+    Ok((trials, tried))
 }
 
 /// Sessions of the kinds that are used, in turn: four of a kind, for two of them share lines.
@@ -305,8 +323,13 @@ impl Run {
             self.bench.phase(&name, steps(&self.bench, &ids));
             let churns = self.options.churns;
             let manner = Manner { churns, ..Manner::crowd(ids.len()) };
-            self.answers.extend(wave(&self.bench, self.waves, &ids, &manner).await);
-            if self.bench.stop.is_stopped() || !self.goes_on(began.elapsed()) {
+            let answers = wave(&self.bench, self.waves, &ids, &manner).await;
+            let tally = Tally::of(&answers);
+            self.answers.extend(answers);
+            // Where all of them failed, the next ones would too.
+            let is_mute = tally.judged() + tally.refused == 0;
+            let is_over = self.bench.stop.is_stopped() || is_mute;
+            if is_over || !self.goes_on(began.elapsed()) {
                 return;
             }
         }
@@ -355,20 +378,31 @@ impl Run {
             format!("; last heard of {seconds:.1} s into the load{running}")
         });
         let last = last.unwrap_or_default();
-        if after.is_told() {
-            let is_new = coverage::is_restarted(&self.before, after, samples);
-            return is_new
-                .then(|| "the server ended and was started again while it was checked".into());
+        if after.is_told() && coverage::is_restarted(&self.before, after, samples) {
+            return Some("the server ended and was started again while it was checked".into());
         }
-        match self.observed.models().await {
-            Err(outcome @ Outcome::Timeout { .. }) => {
+        let absence = if after.is_told() { None } else { absence(&self.observed).await };
+        match absence {
+            Some(outcome @ Outcome::Timeout { .. }) => {
                 Some(format!("the server answers no more ({outcome}){last}"))
             }
-            Err(outcome) if outcome.is_silent() => {
-                Some(format!("the server went away under load ({outcome}){last}"))
-            }
-            _ => None,
+            Some(outcome) => Some(format!("the server went away under load ({outcome}){last}")),
+            None => self.was_away(),
         }
+    }
+
+    /// Words where requests found nobody, and somebody is there: a server that tells neither when it
+    /// started nor a count that begins again.
+    fn was_away(&self) -> Option<String> {
+        let requests = match self.bench.unconnected.load(Relaxed) {
+            0 => return None,
+            1 => "1 request".to_owned(),
+            n => format!("{n} requests"),
+        };
+        Some(format!(
+            "the server was away under load: {requests} found no connection, and it answers now; \
+             was it started again?"
+        ))
     }
 
     /// Holds each bucket that the load has missed, and judges sessions in it.

@@ -5,8 +5,9 @@
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How good a clerk, and how it shows itself.
@@ -39,22 +40,73 @@ struct Desk {
     busy: AtomicU32,
     answered: AtomicU32,
     steps: [AtomicU32; 64],
+    /// Times that it was started.
+    starts: AtomicU32,
+    /// Requests that fail next, as a proxy's do while nobody is behind it.
+    failing: AtomicU32,
 }
 
 /// Starts it on a free port; it ends with the process. Returns host:port.
 pub fn start(clerk: Clerk) -> String {
+    open(clerk).address
+}
+
+/// The same, with the means to end it and to start it again.
+pub fn open(clerk: Clerk) -> Door {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let steps = [const { AtomicU32::new(0) }; 64];
-    let (busy, answered) = (AtomicU32::new(0), AtomicU32::new(0));
-    let desk = Arc::new(Desk { clerk, busy, answered, steps });
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let desk = Arc::clone(&desk);
-            std::thread::spawn(move || drop(serve(&desk, stream)));
-        }
-    });
-    address
+    let none = || AtomicU32::new(0);
+    let (busy, answered, starts, failing) = (none(), none(), none(), none());
+    let desk = Arc::new(Desk { clerk, busy, answered, steps, starts, failing });
+    let door = Door { address, desk, is_closed: Arc::default(), listening: Mutex::default() };
+    door.listen(listener);
+    door
+}
+
+/// Where a clerk listens, or does not for a while.
+pub struct Door {
+    pub address: String,
+    desk: Arc<Desk>,
+    is_closed: Arc<AtomicBool>,
+    listening: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Door {
+    fn listen(&self, listener: TcpListener) {
+        self.desk.starts.fetch_add(1, Relaxed);
+        self.is_closed.store(false, Relaxed);
+        let (desk, is_closed) = (Arc::clone(&self.desk), Arc::clone(&self.is_closed));
+        let listening = std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if is_closed.load(Relaxed) {
+                    return;
+                }
+                let desk = Arc::clone(&desk);
+                std::thread::spawn(move || drop(serve(&desk, stream)));
+            }
+        });
+        *self.listening.lock().unwrap() = Some(listening);
+    }
+
+    /// Ends it: nothing listens any more when this is back.
+    pub fn close(&self) {
+        let Some(listening) = self.listening.lock().unwrap().take() else { return };
+        self.is_closed.store(true, Relaxed);
+        drop(TcpStream::connect(&self.address));
+        listening.join().unwrap();
+    }
+
+    /// Starts it again, where it was.
+    pub fn open_again(&self) {
+        self.listen(TcpListener::bind(&self.address).unwrap());
+    }
+
+    /// It was started again behind a proxy, of which one request has a 502.
+    pub fn restart_behind_a_proxy(&self) {
+        self.desk.starts.fetch_add(1, Relaxed);
+        self.desk.failing.store(1, Relaxed);
+    }
 }
 
 fn serve(desk: &Desk, stream: TcpStream) -> io::Result<()> {
@@ -84,7 +136,9 @@ fn serve(desk: &Desk, stream: TcpStream) -> io::Result<()> {
                     "replays": steps.load(Relaxed)})
             };
             let buckets: Vec<Value> = desk.steps.iter().enumerate().map(bucket).collect();
-            whole(&mut stream, 200, &json!({"lockstep": {"engine": {"buckets": buckets}}}))
+            let engine = json!({"engine": {"buckets": buckets}});
+            let started = desk.starts.load(Relaxed);
+            whole(&mut stream, 200, &json!({"startup_time": started, "lockstep": engine}))
         }
         "/props" if slots > 0 => whole(&mut stream, 200, &json!({"total_slots": slots})),
         "/slots" if slots > 0 => {
@@ -125,6 +179,9 @@ fn whole(stream: &mut TcpStream, status: u16, body: &Value) -> io::Result<()> {
 
 fn answer(desk: &Desk, stream: &mut TcpStream, body: &[u8], busy: u32) -> io::Result<()> {
     let clerk = desk.clerk;
+    if desk.failing.swap(0, Relaxed) > 0 {
+        return whole(stream, 502, &json!({"error": {"message": "nobody is behind this"}}));
+    }
     if clerk.refuses_above > 0 && busy > clerk.refuses_above {
         return whole(stream, 429, &json!({"error": {"message": "full"}}));
     }
