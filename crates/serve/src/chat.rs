@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::format::Format;
 use crate::messages;
-use crate::params::Common;
+use crate::params::{Common, Limit};
 use crate::prepare;
 use crate::run::{Planned, Run};
 use crate::scores::Names;
@@ -95,10 +95,9 @@ fn scores(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
 fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     prepare::check_model(app, &mut fields)?;
     surface::check(&fields, Endpoint::Chat)?;
-    let common = Common::take(&mut fields, app.model.vocab)?;
-    if common.max_tokens == Some(0) {
-        return Err(ApiError::field("max_tokens", "must be at least 1"));
-    }
+    let context_max_tokens = app.model.context_max_tokens;
+    let limit = Limit { context_max_tokens, may_be_zero: false, zero: "" };
+    let common = Common::take(&mut fields, app.model.vocab, limit)?;
     let scores = scores(&mut fields)?;
     let mut tools = Tools::take(app, &mut fields)?;
     let format = Format::take(&mut fields)?;
@@ -109,8 +108,8 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
 impl Asked {
     fn plan(&self, app: &App) -> Result<Vec<Planned>, ApiError> {
         let asked = self.common.max_tokens;
-        let min = self.common.params.min_tokens;
-        let max_tokens = prepare::max_tokens(app, "messages", self.prompt.len(), (min, asked))?;
+        let prompt = ("messages", self.prompt.len());
+        let max_tokens = prepare::max_tokens(app, prompt, &self.common, asked)?;
         let count = self.common.n as usize;
         prepare::check_sequences(app, "n", count)?;
         let masks = self.tools.masks(app, &self.format, count)?;

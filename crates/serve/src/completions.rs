@@ -6,7 +6,7 @@ use crate::compile;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::format::Format;
-use crate::params::Common;
+use crate::params::{Common, Limit};
 use crate::prepare;
 use crate::run::{Planned, Run};
 use crate::scores::{Lists, Names};
@@ -41,8 +41,11 @@ struct Asked {
 fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     prepare::check_model(app, &mut fields)?;
     surface::check(&fields, Endpoint::Text)?;
-    let common = Common::take(&mut fields, app.model.vocab)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
+    let context_max_tokens = app.model.context_max_tokens;
+    let zero = ", or 0 together with echo";
+    let limit = Limit { context_max_tokens, may_be_zero: echo, zero };
+    let common = Common::take(&mut fields, app.model.vocab, limit)?;
     let top = TOP_LOGPROBS_MAX as u64;
     let scores = fields.count("logprobs", 0, top)?.map(|n| n as u32);
     let best_of = fields.count("best_of", 1, u64::from(CHOICES_MAX))?.map(|n| n as u32);
@@ -56,9 +59,6 @@ fn understand(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
         let what =
             "cannot be larger than n in a stream: which choices are best is known at the end";
         return Err(ApiError::field("best_of", what));
-    }
-    if common.max_tokens == Some(0) && !echo {
-        return Err(ApiError::field("max_tokens", "must be at least 1, or 0 together with echo"));
     }
     let format = Format::take(&mut fields)?;
     let add_bos = fields.flag("add_special_tokens")?.unwrap_or(true);
@@ -122,8 +122,8 @@ impl Asked {
         };
         for prompt in &self.prompts {
             let asked = self.common.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT).max(1);
-            let limits = (self.common.params.min_tokens, Some(asked));
-            let max_tokens = prepare::max_tokens(app, "prompt", prompt.tokens.len(), limits)?;
+            let tokens = ("prompt", prompt.tokens.len());
+            let max_tokens = prepare::max_tokens(app, tokens, &self.common, Some(asked))?;
             let ranks = self.best_of > self.common.n;
             for choice in 0..self.best_of {
                 let params = SamplingParams {

@@ -237,6 +237,10 @@ impl fmt::Display for ApiError {
             ApiError::Expectation { found } => {
                 write!(f, "the expectation '{found}' is not met here; only 100-continue is")
             }
+            // The number by the name that the request has for it.
+            ApiError::Refused { refusal, param: param @ "max_completion_tokens" } => {
+                f.write_str(&refusal.to_string().replace("max_tokens", param))
+            }
             ApiError::Refused { refusal, .. } => refusal.fmt(f),
             ApiError::Failed(failure) => failure.fmt(f),
             ApiError::Generation(e) => e.fmt(f),

@@ -37,7 +37,8 @@ impl Fields {
         format!("{}{field}", self.prefix)
     }
 
-    fn wrong(&self, field: &str, expected: &str, found: &Value) -> ApiError {
+    /// The error of a value that is not what is expected.
+    pub fn wrong(&self, field: &str, expected: &str, found: &Value) -> ApiError {
         ApiError::field(self.name(field), format!("must be {expected}, found {}", shown(found)))
     }
 

@@ -15,6 +15,38 @@ use serde_json::Value;
 /// Bytes of a client-chosen request name (`rid`).
 const RID_BYTES_MAX: usize = 128;
 
+/// OpenAI's two names for the tokens of an answer, at most; the newer one wins.
+const NEWER: &str = "max_completion_tokens";
+const OLDER: &str = "max_tokens";
+
+/// What a request may ask for as the tokens of its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// The most that the model can hold, prompt included.
+    pub context_max_tokens: u32,
+    /// Whether 0 is taken, which asks for the prompt alone.
+    pub may_be_zero: bool,
+    /// What lets 0 be taken, in words; empty where nothing does.
+    pub zero: &'static str,
+}
+
+impl Limit {
+    /// Takes a field. One that is more than the context, and that a machine can hold, is let
+    /// through: what it says of it depends on the prompt.
+    fn take(self, fields: &mut Fields, field: &str) -> Result<Option<u32>, ApiError> {
+        let Some(value) = fields.take(field) else { return Ok(None) };
+        let least = u64::from(!self.may_be_zero);
+        match whole(&value) {
+            Some(n) if (least..=u64::from(CONTEXT_TOKENS_MAX)).contains(&n) => Ok(Some(n as u32)),
+            _ => {
+                let Limit { context_max_tokens, zero, .. } = self;
+                let expected = format!("a whole number from 1 to {context_max_tokens}{zero}");
+                Err(fields.wrong(field, &expected, &value))
+            }
+        }
+    }
+}
+
 /// What a request asks for beside its prompt.
 #[derive(Debug)]
 pub struct Common {
@@ -22,6 +54,8 @@ pub struct Common {
     pub params: SamplingParams,
     /// As asked; `None` where the request names none.
     pub max_tokens: Option<u32>,
+    /// The field that named it.
+    pub max_tokens_field: &'static str,
     /// Choices a prompt.
     pub n: u32,
     /// Stop strings.
@@ -43,8 +77,9 @@ pub struct Common {
 }
 
 impl Common {
-    /// Takes the shared fields out of a body. `vocab` bounds token ids.
-    pub fn take(fields: &mut Fields, vocab: u32) -> Result<Common, ApiError> {
+    /// Takes the shared fields out of a body. `vocab` bounds token ids, `limit` says what
+    /// `max_tokens` may be.
+    pub fn take(fields: &mut Fields, vocab: u32, limit: Limit) -> Result<Common, ApiError> {
         let stream = fields.flag("stream")?.unwrap_or(false);
         let options = fields.object("stream_options")?;
         if options.is_some() && !stream {
@@ -60,11 +95,12 @@ impl Common {
             }
             None => false,
         };
-        let completion = fields.count("max_completion_tokens", 0, u64::from(CONTEXT_TOKENS_MAX))?;
-        let max_tokens = fields.count("max_tokens", 0, u64::from(CONTEXT_TOKENS_MAX))?;
+        let completion = limit.take(fields, NEWER)?;
+        let max_tokens = limit.take(fields, OLDER)?;
         Ok(Common {
             params: sampling(fields, vocab)?,
-            max_tokens: completion.or(max_tokens).map(|n| n as u32),
+            max_tokens: completion.or(max_tokens),
+            max_tokens_field: if completion.is_some() { NEWER } else { OLDER },
             n: fields.count("n", 1, u64::from(CHOICES_MAX))?.unwrap_or(1) as u32,
             stop: stop_strings(fields)?,
             stream,
@@ -222,7 +258,10 @@ mod tests {
 
     fn take(body: Value) -> Result<Common, ApiError> {
         match body {
-            Value::Object(map) => Common::take(&mut Fields::new(map), 100),
+            Value::Object(map) => {
+                let limit = Limit { context_max_tokens: 256, may_be_zero: false, zero: "" };
+                Common::take(&mut Fields::new(map), 100, limit)
+            }
             _ => panic!("an object"),
         }
     }
@@ -266,6 +305,7 @@ mod tests {
             ("logit_bias", json!({"100": 1})),
             ("logit_bias", json!({"1": 101})),
             ("max_tokens", json!(-5)),
+            ("max_tokens", json!(0)),
             ("max_tokens", json!(1e12)),
             ("max_completion_tokens", json!("many")),
             ("stream", json!("yes")),
@@ -306,7 +346,7 @@ mod tests {
     #[test]
     fn the_newer_name_of_max_tokens_wins() {
         let c = take(json!({"max_tokens": 5, "max_completion_tokens": 7})).unwrap();
-        assert_eq!(c.max_tokens, Some(7));
+        assert_eq!((c.max_tokens, c.max_tokens_field), (Some(7), "max_completion_tokens"));
         assert_eq!(take(json!({"top_k": -1})).unwrap().params.top_k, 0);
     }
 }

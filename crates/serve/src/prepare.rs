@@ -3,7 +3,7 @@
 use crate::app::{App, LARGE_BODY_BYTES, Shared};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::params::token_id;
+use crate::params::{Common, token_id};
 use crate::{body, json};
 use axum::extract::Request;
 use lockstep_flow::{Refusal, Token};
@@ -133,13 +133,13 @@ pub fn check_sequences(app: &App, param: &'static str, sequences: usize) -> Resu
     }
 }
 
-/// How many tokens a sequence may produce. `None` takes what context and pool leave. `min_tokens`
-/// must not be more.
+/// How many tokens a sequence may produce, after a prompt that came in a field and has so many
+/// tokens. `None` takes what context and pool leave. `min_tokens` must not be more.
 pub fn max_tokens(
     app: &App,
-    param: &'static str,
-    prompt: usize,
-    (min_tokens, asked): (u32, Option<u32>),
+    (field, prompt): (&'static str, usize),
+    common: &Common,
+    asked: Option<u32>,
 ) -> Result<u32, ApiError> {
     let context_max_tokens = app.model.context_max_tokens;
     let prompt_tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
@@ -152,8 +152,12 @@ pub fn max_tokens(
     if wanted > left {
         let refusal =
             Refusal::ContextTooLong { prompt_tokens, max_tokens: wanted, context_max_tokens };
+        // With any room beside the prompt, it is the number that is too large.
+        let is_number = common.max_tokens.is_some() && left > 0;
+        let param = if is_number { common.max_tokens_field } else { field };
         return Err(ApiError::Refused { refusal, param });
     }
+    let min_tokens = common.params.min_tokens;
     if min_tokens > wanted {
         let what = format!("is {min_tokens}; at most {wanted} tokens are made, so it must be less");
         return Err(ApiError::field("min_tokens", what));

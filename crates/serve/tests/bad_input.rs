@@ -230,7 +230,7 @@ fn what_can_never_fit_is_400_with_the_reason() {
     let body = json!({"prompt": "x".repeat(300)});
     refused(&server, TEXT, body.to_string().as_bytes(), (long.0, long.1, Some("prompt")));
     let body = json!({"prompt": "x", "max_tokens": 256});
-    refused(&server, TEXT, body.to_string().as_bytes(), (long.0, long.1, Some("prompt")));
+    refused(&server, TEXT, body.to_string().as_bytes(), (long.0, long.1, Some("max_tokens")));
     let body = json!({"messages": user(json!("y".repeat(250)))});
     refused(&server, CHAT, body.to_string().as_bytes(), (long.0, long.1, Some("messages")));
     let body = json!({"prompt": "x", "max_tokens": 200});
@@ -243,6 +243,35 @@ fn what_can_never_fit_is_400_with_the_reason() {
     let body = json!({"messages": user(json!("z")), "ignore_eos": true});
     let usage = server.post(CHAT, &body).json()["usage"].clone();
     assert_eq!(usage["total_tokens"], 128);
+}
+
+/// What was found: of a `max_tokens` too large for the context `param` named the prompt, and its
+/// range was another one at each endpoint, up to a number that no model holds.
+#[test]
+fn a_number_of_tokens_that_cannot_be_is_named_by_its_own_field_in_the_same_words() {
+    let server = Server::with(ToyConfig { pages: 4, context: 256, ..Default::default() }, &[]);
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let ask = |path: &str, value: Value| {
+            let body = match path {
+                CHAT => json!({"messages": user(json!("z")), field: value}),
+                _ => json!({"prompt": "z", field: value}),
+            };
+            let answer = server.client().post_bytes(path, body.to_string().as_bytes());
+            let (status, code, param) = answer.error();
+            assert_eq!((status, param.as_deref()), (400, Some(field)), "{}", answer.text());
+            (code, answer.json()["error"]["message"].as_str().unwrap().to_owned())
+        };
+        for (path, zero) in [(CHAT, ""), (TEXT, ", or 0 together with echo")] {
+            for value in [json!(0), json!(-1), json!(1.5), json!(1e12)] {
+                let (code, said) = ask(path, value);
+                let range = format!("'{field}' must be a whole number from 1 to 256{zero}, found ");
+                assert!(code == "invalid_value" && said.starts_with(&range), "{path}: {said}");
+            }
+            let (code, said) = ask(path, json!(1000));
+            let words = format!("and {field} is 1000; together they exceed the context of 256");
+            assert!(code == "context_length_exceeded" && said.contains(&words), "{path}: {said}");
+        }
+    }
 }
 
 #[test]
