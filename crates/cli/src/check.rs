@@ -126,7 +126,11 @@ const CODES: [(u8, &str); 5] = [
     ),
     (1, "corrupted"),
     (2, "inconclusive: too little evidence or coverage, or ended early; it says which"),
-    (CANNOT, "it could not run, or is clean and a report could not be written"),
+    (
+        CANNOT,
+        "it could not run: no server, one that went away before the load, or a wrong command line \
+         (2 elsewhere); or it is clean and a report could not be written",
+    ),
     (INTERRUPTED, "a second Ctrl-C ended it at once"),
 ];
 

@@ -60,7 +60,7 @@ impl Exit {
 pub const TABLE: &[(Exit, &str)] = &[
     (Exit::Done, "done; for serve: stopped by a signal and drained"),
     (Exit::Unexpected, "an unexpected failure: a bug, or the operating system refused something"),
-    (Exit::Usage, "the command line is wrong"),
+    (Exit::Usage, "the command line is wrong, an address included (3 for check and bench)"),
     (Exit::Settings, "a setting is wrong (lockstep.toml or a LOCKSTEP_ variable)"),
     (Exit::NoModel, "the model is in none of its sources; each is named with its reason"),
     (Exit::BadModel, "the model's files are damaged or not supported"),

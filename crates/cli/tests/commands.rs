@@ -78,6 +78,32 @@ fn a_wrong_command_line_is_2() {
     assert!(out.contains("it takes a whole number from 1 to 4096"), "{out}");
 }
 
+/// What was found: 2 for a bad address from `status`, 3 from `check` and `bench`, whose 2 is a
+/// verdict, and neither their help nor the table of codes said so.
+#[test]
+fn a_bad_address_ends_every_command_as_a_wrong_flag_does() {
+    let dir = temp_dir("bad-address");
+    for (command, code) in [
+        (&["status"][..], 2),
+        (&["change", "--set", "decode.graph-max-bs=8", "--url"], 2),
+        (&["change", "init", "--url"], 2),
+        (&["check"], 3),
+        (&["bench"], 3),
+    ] {
+        for wrong in ["ftp://a", "a:0", "http://"] {
+            let out = run(&dir, &[command, &[wrong]].concat(), &[]);
+            assert_eq!(out.status.code(), Some(code), "{command:?} {wrong}: {}", words(&out));
+        }
+        let flag = run(&dir, &[command, &["--no-such-flag"]].concat(), &[]);
+        assert_eq!(flag.status.code(), Some(code), "{command:?}: {}", words(&flag));
+        if code == 3 {
+            let help = words(&run(&dir, &[command, &["--help"]].concat(), &[]));
+            let (_, codes) = help.split_once("Exit codes").unwrap();
+            assert!(codes.contains("wrong command line"), "{codes}");
+        }
+    }
+}
+
 /// A server that answers whatever is asked with these bytes.
 fn says(answer: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
