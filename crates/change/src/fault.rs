@@ -28,8 +28,10 @@ pub enum ChangeError {
     Locked { records: PathBuf, pid: Option<u32> },
     /// An earlier change of this target is not over.
     Unfinished { record: String, number: u64, state: State },
-    /// There is no such record, or none to resume.
-    NoRecord { asked: String, records: PathBuf },
+    /// There is no such record, or none to resume, as far as records can be read.
+    NoRecord { asked: String, records: PathBuf, closed: Vec<String> },
+    /// The folder of records is something else.
+    Records { path: PathBuf },
     /// A file cannot be edited.
     Edit { path: PathBuf, why: EditError },
     /// A target's file is wrong.
@@ -92,10 +94,20 @@ impl fmt::Display for ChangeError {
                 "change {number} ({record}) ended while it was {state}; first `lockstep change \
                  resume {number}` or `lockstep change rollback {number}`"
             ),
-            E::NoRecord { asked, records } => write!(
+            E::NoRecord { asked, records, closed } => {
+                let records = records.display();
+                write!(f, "there is {asked} in {records}")?;
+                if !closed.is_empty() {
+                    let all = closed.join(", ");
+                    write!(f, ", as far as that can be read: this user may not look into {all}")?;
+                }
+                f.write_str("; `lockstep change log` lists what there is")
+            }
+            E::Records { path } => write!(
                 f,
-                "there is {asked} in {}; `lockstep change log` lists what there is",
-                records.display()
+                "{} is a file, where --records takes the folder that holds the records, or will \
+                 ('records' where it is not given)",
+                path.display()
             ),
             E::Edit { path, why } => write!(f, "{}: {why}", path.display()),
             E::Target { path, what, would_work } => {

@@ -6,7 +6,7 @@ use crate::out;
 use lockstep_change::discover::{Found, discover};
 use lockstep_change::journal::State;
 use lockstep_change::predict::Prediction;
-use lockstep_change::record::{self, Broken, Listing, Record};
+use lockstep_change::record::{self, Broken, Closed, Listing, Record};
 use lockstep_change::target::{FOLDER, Gates, Kind, Launch, Target, Worker};
 use lockstep_change::transaction::{self, Ask, Done};
 use lockstep_change::web::{Keys, Web};
@@ -22,6 +22,7 @@ impl From<ChangeError> for Failure {
             ChangeError::Target { .. }
             | ChangeError::Setting { .. }
             | ChangeError::Address { .. }
+            | ChangeError::Records { .. }
             | ChangeError::Kind { .. } => Exit::Usage,
             ChangeError::Unreachable { outcome, .. } if !outcome.is_silent() => Exit::Unwell,
             ChangeError::Unreachable { .. } | ChangeError::Silent { .. } => Exit::NoServer,
@@ -63,6 +64,8 @@ pub fn run(args: &ChangeArgs) -> Result<Exit, Failure> {
             ended(args, done).map(|exit| if exit == Exit::RolledBack { Exit::Done } else { exit })
         }
         Some(ChangeCmd::Close(c)) => {
+            // With nothing to close, no why is asked for.
+            transaction::is_there(records, c.record.as_deref())?;
             let why = args.why.as_deref().map(str::trim).filter(|w| !w.is_empty());
             let why = why.ok_or_else(|| {
                 let words = "the record keeps why a change was closed; say --why TEXT";
@@ -277,7 +280,7 @@ fn ended(args: &ChangeArgs, done: Done) -> Result<Exit, Failure> {
 }
 
 fn log(args: &ChangeArgs, listing: &Listing) -> Result<Exit, Failure> {
-    let Listing { records: all, broken } = listing;
+    let Listing { records: all, broken, closed } = listing;
     if args.json {
         let one = |r: &Record| {
             json!({"number": r.number, "title": r.title, "state": r.state.as_str(), "why": r.why,
@@ -288,11 +291,16 @@ fn log(args: &ChangeArgs, listing: &Listing) -> Result<Exit, Failure> {
             json!({"number": b.number, "title": b.title, "state": "damaged", "url": b.url,
                    "reasons": [b.what], "record": b.folder})
         };
+        let unread = |c: &Closed| {
+            json!({"number": null, "state": "unreadable", "reasons": [c.why.to_string()],
+                   "record": c.folder})
+        };
         let all = all.iter().map(one).chain(broken.iter().map(bad));
+        let all = all.chain(closed.iter().map(unread));
         out::line(Value::from(all.collect::<Vec<Value>>()));
         return Ok(Exit::Done);
     }
-    if all.is_empty() && broken.is_empty() {
+    if all.is_empty() && broken.is_empty() && closed.is_empty() {
         out::line(format_args!("no change in {}", args.records.display()));
     }
     for r in all {
@@ -312,15 +320,20 @@ fn log(args: &ChangeArgs, listing: &Listing) -> Result<Exit, Failure> {
             "", b.title, b.what, b.name
         )));
     }
+    for c in closed {
+        out::line(out::harmless(&format!("   ?  {:<20}  unreadable   {}: {}", "", c.name, c.why)));
+    }
     Ok(Exit::Done)
 }
 
 fn number(args: &ChangeArgs, r: &RecordArgs) -> Result<Record, Failure> {
     match r.number {
         Some(n) => Ok(record::find(&args.records, n)?),
-        None => record::list(&args.records)?.records.pop().ok_or_else(|| {
-            Failure::new(Exit::NotChanged, format!("no change in {}", args.records.display()))
-        }),
+        None => {
+            let mut all = record::list(&args.records)?;
+            let newest = all.records.pop();
+            Ok(newest.ok_or_else(|| all.has_no("no change", &args.records))?)
+        }
     }
 }
 

@@ -10,7 +10,9 @@ pub use broken::Broken;
 use crate::fault::ChangeError;
 use crate::journal::{self, Journal, State};
 use crate::transaction::write_file;
+use core::fmt;
 use serde_json::Value;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A record as a list shows it.
@@ -55,6 +57,30 @@ pub struct Listing {
     pub records: Vec<Record>,
     /// Those whose journal does not tell what became of the change, by their names.
     pub broken: Vec<Broken>,
+    /// Those that this user may not look into, by their names.
+    pub closed: Vec<Closed>,
+}
+
+/// A record that this user may not look into.
+#[derive(Debug)]
+pub struct Closed {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The folder's name.
+    pub name: String,
+    /// The system's words.
+    pub why: io::Error,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the record {} cannot be read ({}), so it is not known whose change it is and whether \
+             it is over; a user who may read it is told",
+            self.name, self.why
+        )
+    }
 }
 
 impl Listing {
@@ -62,6 +88,27 @@ impl Listing {
     pub fn next_number(&self) -> u64 {
         let broken = self.broken.iter().filter_map(|b| b.number);
         self.records.iter().map(|r| r.number).chain(broken).max().unwrap_or(0) + 1
+    }
+
+    /// The error of what is not among these, which names those that it may be.
+    pub fn has_no(&self, asked: impl Into<String>, records: &Path) -> ChangeError {
+        let closed = self.closed.iter().map(|c| c.name.clone()).collect();
+        ChangeError::NoRecord { asked: asked.into(), records: records.into(), closed }
+    }
+}
+
+/// Refuses what is there in the place of a folder of records and is none.
+///
+/// # Errors
+/// It is a file, or something else that holds no records.
+pub fn is_folder(records: &Path) -> Result<(), ChangeError> {
+    match std::fs::metadata(records) {
+        Ok(found) if !found.is_dir() => Err(ChangeError::Records { path: records.into() }),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+            Err(ChangeError::Records { path: records.into() })
+        }
+        // One that is not there is made, and what the system refuses is said when it is read.
+        _ => Ok(()),
     }
 }
 
@@ -71,12 +118,24 @@ impl Listing {
 /// # Errors
 /// The folder cannot be read.
 pub fn list(records: &Path) -> Result<Listing, ChangeError> {
+    is_folder(records)?;
     let folders = match std::fs::read_dir(records) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Listing::default()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Listing::default()),
         other => other.map_err(|why| ChangeError::Read { path: records.into(), why })?,
     };
     let mut all = Listing::default();
-    for folder in folders.filter_map(|f| Some(f.ok()?.path())).filter(|f| f.is_dir()) {
+    for folder in folders.filter_map(|f| Some(f.ok()?.path())) {
+        // What a folder of somebody else's holds is nobody's business here.
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some(why) = denied(&folder.join(journal::FILE)) {
+            if is_record_name(&name) {
+                all.closed.push(Closed { folder, name, why });
+            }
+            continue;
+        }
+        if !folder.is_dir() {
+            continue;
+        }
         match broken::look(&folder) {
             Some(broken) => all.broken.push(broken),
             None => all.records.extend(read(&folder)?),
@@ -84,7 +143,24 @@ pub fn list(records: &Path) -> Result<Listing, ChangeError> {
     }
     all.records.sort_by_key(|r: &Record| r.number);
     all.broken.sort_by(|a, b| a.name.cmp(&b.name));
+    all.closed.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(all)
+}
+
+/// Why this user may not read a file, or come to it. A pipe in its place is not opened.
+fn denied(path: &Path) -> Option<io::Error> {
+    let read = std::fs::metadata(path).and_then(|found| match found.is_file() {
+        true => std::fs::File::open(path).map(drop),
+        false => Ok(()),
+    });
+    read.err().filter(|e| e.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// Whether a folder's name begins with a time, as those of records do (`2026-01-02T00-00-00Z-..`).
+fn is_record_name(name: &str) -> bool {
+    let form = "dddd-dd-ddTdd-dd-ddZ";
+    let fits = |(c, f): (u8, u8)| if f == b'd' { c.is_ascii_digit() } else { c == f };
+    name.len() >= form.len() && name.bytes().zip(form.bytes()).all(fits)
 }
 
 /// The record with a number.
@@ -92,14 +168,13 @@ pub fn list(records: &Path) -> Result<Listing, ChangeError> {
 /// # Errors
 /// There is none, or its journal does not tell.
 pub fn find(records: &Path, number: u64) -> Result<Record, ChangeError> {
-    let asked = format!("no change {number}");
-    let all = list(records)?;
-    if let Some(found) = all.records.into_iter().find(|r| r.number == number) {
-        return Ok(found);
+    let mut all = list(records)?;
+    if let Some(at) = all.records.iter().position(|r| r.number == number) {
+        return Ok(all.records.swap_remove(at));
     }
-    match all.broken.into_iter().find(|b| b.number == Some(number)) {
-        Some(broken) => Err(broken.into()),
-        None => Err(ChangeError::NoRecord { asked, records: records.into() }),
+    match all.broken.iter().position(|b| b.number == Some(number)) {
+        Some(at) => Err(all.broken.swap_remove(at).into()),
+        None => Err(all.has_no(format!("no change {number}"), records)),
     }
 }
 

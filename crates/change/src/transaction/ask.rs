@@ -71,6 +71,7 @@ pub enum Done {
 /// # Errors
 /// It was not begun, or is neither kept nor rolled back: the error says what to do.
 pub fn begin(ask: Ask<'_>) -> Result<Done, ChangeError> {
+    record::is_folder(&ask.records)?;
     let first = Web::first(&ask.target.url, &ask.keys)?;
     // Before anything else, also where no server answers: an earlier change may be why.
     let may_be_taken = !ask.dry_run && ask.records.is_dir();
@@ -326,8 +327,7 @@ fn folder(records: &Path, title: &str) -> Result<PathBuf, ChangeError> {
             Err(why) => return Err(ChangeError::Write { path, why }),
         }
     }
-    let asked = "no free name for a record".into();
-    Err(ChangeError::NoRecord { asked, records: records.into() })
+    Err(record::Listing::default().has_no("no free name for a record", records))
 }
 
 /// Makes this the only change of a server, where none before it is unsettled.
@@ -345,6 +345,9 @@ fn refuse_unfinished(
     say: &mut dyn FnMut(&str),
 ) -> Result<(), ChangeError> {
     let all = record::list(records)?;
+    for closed in all.closed {
+        say(&format!("{closed}; this change goes on"));
+    }
     for broken in all.broken {
         match &broken.url {
             Some(of) if is_same(of, url) => return Err(broken.into()),
@@ -365,15 +368,15 @@ fn refuse_unfinished(
 
 fn unfinished(records: &Path, number: Option<u64>) -> Result<(Record, Target), ChangeError> {
     let fits = |r: &Record| !r.state.is_over() && number.is_none_or(|n| n == r.number);
-    let all = record::list(records)?;
-    let found = all.records.into_iter().rev().find(fits);
+    let mut all = record::list(records)?;
+    let found = core::mem::take(&mut all.records).into_iter().rev().find(fits);
     let is_meant = |b: &Broken| number.is_none_or(|n| b.number == Some(n));
-    if let Some(broken) = all.broken.into_iter().find(|b| found.is_none() && is_meant(b)) {
-        return Err(broken.into());
+    if let Some(at) = all.broken.iter().position(|b| found.is_none() && is_meant(b)) {
+        return Err(all.broken.swap_remove(at).into());
     }
     let asked = number
         .map_or("no change that is not over".into(), |n| format!("no change {n} that is not over"));
-    let record = found.ok_or(ChangeError::NoRecord { asked, records: records.into() })?;
+    let record = found.ok_or_else(|| all.has_no(asked, records))?;
     let mut target = Target::read(&record.folder.join("target.toml"))?;
     target.name.clone_from(&record.target);
     target.file.clone_from(&record.target_file);

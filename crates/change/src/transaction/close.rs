@@ -58,29 +58,43 @@ pub fn close(
     Ok(Done::Ended { number, folder, state: State::Closed, reasons: vec![why.into()] })
 }
 
+/// Whether there is a record that [`close`] would close.
+///
+/// # Errors
+/// There is none, or several are open.
+pub fn is_there(records: &Path, which: Option<&str>) -> Result<(), ChangeError> {
+    find(records, which).map(|_| ())
+}
+
 fn find(records: &Path, which: Option<&str>) -> Result<Open, ChangeError> {
-    let all = record::list(records)?;
+    let mut all = record::list(records)?;
+    if let Some(at) = all.closed.iter().position(|c| which == Some(&*c.name)) {
+        let closed = all.closed.swap_remove(at);
+        return Err(ChangeError::Read { path: closed.folder, why: closed.why });
+    }
     let free = all.next_number();
     let number = which.and_then(|w| w.parse::<u64>().ok());
     let is_meant = |n: Option<u64>, name: &str| {
         which.is_none_or(|w| w == name || (number.is_some() && number == n))
     };
-    let records_open = all.records.into_iter().filter(|r| !r.state.is_over());
+    let records_open = core::mem::take(&mut all.records).into_iter();
+    let records_open = records_open.filter(|r| !r.state.is_over());
     let mut open: Vec<Open> = records_open
         .filter(|r| is_meant(Some(r.number), &r.name))
         .map(|r| Open::Unfinished(Box::new(r)))
         .collect();
-    let broken = all.broken.into_iter().filter(|b| is_meant(b.number, &b.name));
+    let broken = core::mem::take(&mut all.broken).into_iter();
+    let broken = broken.filter(|b| is_meant(b.number, &b.name));
     open.extend(broken.map(|b| Open::Broken(Box::new(b), free)));
     match (open.len(), open.pop()) {
         (1, Some(one)) => Ok(one),
         (n, _) => {
             let asked = match which {
                 Some(w) if n == 0 => format!("no change {w} that is not over"),
-                None if n == 0 => "no change that is not over".into(),
+                None if n == 0 => "nothing to close: no change that is not over".into(),
                 _ => format!("more than one ({n}) that may be meant"),
             };
-            Err(ChangeError::NoRecord { asked, records: records.into() })
+            Err(all.has_no(asked, records))
         }
     }
 }

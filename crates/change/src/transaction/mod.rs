@@ -9,7 +9,7 @@ mod steps;
 mod units;
 
 pub use ask::{Ask, Done, begin, resume, roll_back, write_target};
-pub use close::close;
+pub use close::{close, is_there};
 pub use live::pending_file;
 
 use crate::address::is_here;

@@ -2,6 +2,7 @@
 //! closed, and none is in another server's way.
 
 use super::{Site, read, run};
+use crate::common::{lockstep, temp_dir};
 use lockstep_change::journal::{Entry, FILE, Journal, State};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -169,4 +170,101 @@ fn a_target_that_is_not_there_is_a_wrong_command_line() {
     std::fs::write(dir.join("targets/ours.toml"), "url = \"a:1\"\n").unwrap();
     let (code, done, _) = change(&dir);
     assert!(code == 2 && done.to_string().contains("targets/ has ours"), "{code} {done}");
+}
+
+/// `lockstep change` in a folder without a server, with its exit code and its words.
+fn without_server(dir: &Path, words: &[&str]) -> (i32, String) {
+    let out = Command::new(lockstep()).arg("change").args(words).current_dir(dir).output().unwrap();
+    let said = [out.stdout, out.stderr].concat();
+    (out.status.code().unwrap(), String::from_utf8_lossy(&said).into_owned())
+}
+
+/// What was found: `--records FILE` was an unexpected failure, "Not a directory".
+#[test]
+fn a_file_in_the_place_of_the_folder_of_records_is_a_wrong_command_line() {
+    let dir = temp_dir("records-file");
+    std::fs::write(dir.join("file"), "x").unwrap();
+    for records in ["file", "file/below"] {
+        for command in [
+            &["log"][..],
+            &["show"],
+            &["show", "1"],
+            &["undo", "1"],
+            &["resume"],
+            &["rollback"],
+            &["close"],
+            &["--url", "http://127.0.0.1:9", "--set", SET],
+        ] {
+            let (code, said) = without_server(&dir, &[command, &["--records", records]].concat());
+            assert_eq!(code, 2, "{command:?}: {said}");
+            let words = format!("{records} is a file, where --records takes the folder");
+            assert!(said.contains(&words), "{command:?}: {said}");
+        }
+    }
+}
+
+/// What was found: where there was nothing to close, `change close` asked for `--why` first.
+#[test]
+fn nothing_to_close_is_said_before_a_why_is_asked_for() {
+    let dir = temp_dir("nothing-to-close");
+    let (code, said) = without_server(&dir, &["close"]);
+    assert!(code == 12 && said.contains("there is nothing to close"), "{code} {said}");
+    let (code, said) = without_server(&dir, &["close", "4"]);
+    assert!(code == 12 && said.contains("there is no change 4 that is not over"), "{code} {said}");
+    let gone = dir.join("records/2026-01-02T00-00-00Z-gone");
+    std::fs::create_dir_all(&gone).unwrap();
+    std::fs::write(gone.join("baseline.json"), "{}").unwrap();
+    let (code, said) = without_server(&dir, &["close"]);
+    assert!(code == 2 && said.contains("say --why TEXT"), "{code} {said}");
+}
+
+/// What was found: a record that its reader may not look into was no record, and `change log` said
+/// that there was none.
+#[test]
+fn a_record_that_may_not_be_read_is_said_to_be_there() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    // Where any user may come, as below cargo's folder they may not.
+    let dir = std::env::temp_dir().join(format!("lockstep-closed-{}", std::process::id()));
+    let records = dir.join("records");
+    let name = "2026-01-02T00-00-00Z-theirs";
+    for folder in [name, "lost+found"] {
+        std::fs::create_dir_all(records.join(folder)).unwrap();
+        std::fs::set_permissions(records.join(folder), PermissionsExt::from_mode(0o000)).unwrap();
+    }
+    let shut = records.join("2026-01-03T00-00-00Z-shut");
+    std::fs::create_dir(&shut).unwrap();
+    std::fs::write(shut.join(FILE), "{}\n").unwrap();
+    std::fs::set_permissions(shut.join(FILE), PermissionsExt::from_mode(0o000)).unwrap();
+    // The program may lie where only its owner comes; root may read everything.
+    let program = dir.join("lockstep");
+    std::fs::copy(lockstep(), &program).unwrap();
+    let is_root = std::fs::read_dir(records.join(name)).is_ok();
+    let run = |words: &[&str]| {
+        let mut command = Command::new(&program);
+        command.arg("change").args(words).current_dir(&dir);
+        if is_root {
+            command.uid(65_534);
+        }
+        let out = command.output().unwrap();
+        let said = [out.stdout, out.stderr].concat();
+        (out.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    let (code, said) = run(&["log"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("unreadable") && said.contains(name), "{said}");
+    assert!(said.contains("Permission denied") && !said.contains("lost+found"), "{said}");
+    let (_, said) = run(&["log", "--json"]);
+    let listed: Value = serde_json::from_str(&said).unwrap();
+    let states: Vec<&Value> = listed.as_array().unwrap().iter().map(|r| &r["state"]).collect();
+    assert_eq!(states, ["unreadable", "unreadable"], "{said}");
+    for words in [&["resume"][..], &["close"], &["show", "1"], &["show"], &["undo", "1"]] {
+        let (code, said) = run(words);
+        assert_eq!(code, Some(12), "{words:?}: {said}");
+        assert!(said.contains(&format!("may not look into {name}")), "{words:?}: {said}");
+    }
+    let (code, said) = run(&["close", name, "--why", "x"]);
+    assert!(code == Some(1) && said.contains("Permission denied"), "{code:?} {said}");
+    std::fs::set_permissions(records.join(name), PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
 }
