@@ -11,6 +11,7 @@ pub use lockstep::{alarms, generation_buckets};
 use crate::fault::ChangeError;
 use crate::target::{Kind, Launch, Target};
 use crate::web::Web;
+use lockstep_check::client::shorten;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -148,7 +149,7 @@ pub fn read(web: &Web, target: &Target) -> Result<Readback, ChangeError> {
             Ok(llama::read(props, slots, &log))
         }
         Kind::OpenAi => {
-            let models = web.get_json("/v1/models")?;
+            let models = models(web)?;
             let mut r = Readback::none(Kind::OpenAi);
             r.model = models["data"][0]["id"].as_str().unwrap_or_default().into();
             r.raw = models;
@@ -186,8 +187,32 @@ pub fn detect(web: &Web) -> Result<Kind, ChangeError> {
         "vllm" => Kind::Vllm,
         "llamacpp" => Kind::LlamaCpp,
         _ if web.get_json("/props").is_ok_and(|p| p["build_info"].is_string()) => Kind::LlamaCpp,
-        _ => Kind::OpenAi,
+        _ => {
+            listed(web, &models)?;
+            Kind::OpenAi
+        }
     })
+}
+
+/// The list of models of a server of the OpenAI API.
+fn models(web: &Web) -> Result<Value, ChangeError> {
+    let models = web.get_json("/v1/models")?;
+    listed(web, &models)?;
+    Ok(models)
+}
+
+/// Any server may answer with some JSON: one of the OpenAI API lists its models, each with an id.
+fn listed(web: &Web, models: &Value) -> Result<(), ChangeError> {
+    let all = models["data"].as_array();
+    if all.is_some_and(|all| all.iter().all(|m| m["id"].is_string())) {
+        return Ok(());
+    }
+    let what = format!(
+        "answered with JSON, but with no list of models: {}; neither a Lockstep, SGLang, vLLM or \
+         llama.cpp server nor another one of the OpenAI API is there",
+        shorten(&models.to_string())
+    );
+    Err(ChangeError::Answer { url: format!("{}/v1/models", web.api().target()), what })
 }
 
 /// What the server has written lately: to the target's log, else to the journal of its unit.

@@ -10,22 +10,27 @@ use std::process::{Command, Stdio};
 
 /// Answers as llama-server does, for as long as the process lives.
 fn llama_server() -> String {
+    server(r#"{"data": [{"id": "m.gguf", "owned_by": "llamacpp"}]}"#)
+}
+
+/// A server that has nothing but this list of models.
+fn server(models: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || answer(stream));
+            std::thread::spawn(move || answer(stream, models));
         }
     });
     url
 }
 
-fn answer(mut stream: TcpStream) {
+fn answer(mut stream: TcpStream, models: &str) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     lines.map_while(Result::ok).take_while(|l| !l.is_empty()).for_each(drop);
     let (status, body) = match first.split(' ').nth(1).unwrap() {
-        "/v1/models" => ("200 OK", r#"{"data": [{"id": "m.gguf", "owned_by": "llamacpp"}]}"#),
+        "/v1/models" => ("200 OK", models),
         _ => ("404 Not Found", r#"{"error": {"message": "File Not Found"}}"#),
     };
     let length = body.len();
@@ -50,6 +55,39 @@ fn an_address_of_another_server_gives_a_hint_at_targets() {
     assert_eq!(code, 2, "{done}");
     assert!(words.contains("llama.cpp") && words.contains("--target"), "{words}");
     assert!(words.contains(&format!("change init --url {url}")), "{words}");
+}
+
+/// What was found: whatever answered with some JSON was another server of the OpenAI API, and `init`
+/// wrote a target for it.
+#[test]
+fn json_that_lists_no_models_is_no_server_of_the_openai_api() {
+    let dir = temp_dir("any-json");
+    for models in [r#"{"hello": "w\u001b[31m"}"#, "[]", "7", r#"{"data": [{"name": "m"}]}"#] {
+        let url = server(models);
+        std::fs::create_dir_all(dir.join("targets")).unwrap();
+        let target = format!(
+            "kind = \"openai\"\nurl = \"{url}\"\n[launch]\nmethod = \"script\"\npath = \"x.sh\"\n"
+        );
+        std::fs::write(dir.join("targets/theirs.toml"), target).unwrap();
+        let set = ["--set", "parallel=16", "--dry-run"];
+        for arguments in [
+            &[&["--url", &url][..], &set].concat()[..],
+            &[&["--target", "theirs"][..], &set].concat(),
+            &["init", "--url", &url, "--name", "new"],
+        ] {
+            let (code, done, said) = run(&mut change(&dir, arguments));
+            let words = done["error"]["message"].as_str().unwrap();
+            assert_eq!(code, 9, "{arguments:?}: {words}");
+            let seen = format!("{url}/v1/models: answered with JSON, but with no list of models: ");
+            assert!(words.starts_with(&seen), "{words} {said}");
+            assert!(words.contains(&models[..1]) && !words.contains('\u{1b}'), "{words}");
+        }
+        assert!(!dir.join("targets/new.toml").exists());
+    }
+    // An empty list is one.
+    let url = server(r#"{"data": []}"#);
+    let (code, done, _) = run(&mut change(&dir, &["init", "--url", &url, "--name", "new"]));
+    assert_eq!((code, &done["kind"]), (0, &"openai".into()), "{done}");
 }
 
 /// Nothing is said but the address: the script is found by the process that listens there.
