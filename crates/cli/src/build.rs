@@ -100,7 +100,7 @@ pub fn build(settings: &Settings, files: &ModelFiles, lab: &Lab) -> Result<Built
     let checkpoint = Arc::new(open_checkpoint(settings, files)?);
     let device = lab.open(settings)?;
     let model = Model::new(Arc::clone(&checkpoint)).map_err(bad_model)?;
-    warn_of_memory(settings, &model)?;
+    check_memory(settings, &model)?;
     let mut text = None;
     let started = std::thread::scope(|scope| {
         let opening = scope.spawn(|| open_text(&checkpoint));
@@ -120,8 +120,9 @@ pub fn build(settings: &Settings, files: &ModelFiles, lab: &Lab) -> Result<Built
     Ok(Built { engine, text })
 }
 
-/// Says at start what would otherwise show as the end of the process under load.
-fn warn_of_memory(settings: &Settings, model: &Model) -> Result<(), Failure> {
+/// Says at start what would otherwise show as the end of the process under load, and refuses a pool
+/// that is larger than all the memory there is.
+fn check_memory(settings: &Settings, model: &Model) -> Result<(), Failure> {
     if settings.text("device.kind") != "cpu" {
         // A GPU's own memory is asked for at start, and refused there and then.
         return Ok(());
@@ -133,8 +134,11 @@ fn warn_of_memory(settings: &Settings, model: &Model) -> Result<(), Failure> {
     let pools = model.sub_pools(backend, &shape).map_err(bad_model)?;
     let page_bytes: u64 = pools.iter().map(SubPool::page_bytes).sum();
     let pool_bytes = page_bytes * u64::from(shape.pages);
-    let short = |memory| memory::shortage(pool_bytes, model.checkpoint_bytes(), memory);
-    if let Some(words) = memory::bytes().and_then(short) {
+    let Some(memory_bytes) = memory::bytes() else { return Ok(()) };
+    if pool_bytes > memory_bytes {
+        return Err(knob_fault::pool_beyond_memory(settings, pool_bytes, memory_bytes));
+    }
+    if let Some(words) = memory::shortage(pool_bytes, model.checkpoint_bytes(), memory_bytes) {
         tracing::warn!("{words}");
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! A knob's value that turned out not to work, in the operator's words.
 
 use crate::exit::{Exit, Failure};
+use crate::memory;
 use crate::settings::variable;
 use lockstep_device::DeviceError;
 use lockstep_engine::EngineError;
@@ -67,9 +68,26 @@ pub fn of_engine(settings: &Settings, e: EngineError) -> Failure {
     }
 }
 
+/// A token pool that is larger than all the memory there is.
+pub fn pool_beyond_memory(settings: &Settings, pool_bytes: u64, memory_bytes: u64) -> Failure {
+    let asked = settings.number("pool.kv-memory");
+    let used = match asked.saturating_sub(pool_bytes) >> 20 {
+        0 => String::new(),
+        _ => format!(", of which this model's sequences can use {}", memory::shown(pool_bytes)),
+    };
+    let what = format!(
+        "it is {}{used}, and this machine's memory has {}; a value well below that would work",
+        memory::shown(asked),
+        memory::shown(memory_bytes)
+    );
+    let words = failure(settings, "pool.kv-memory", &what).message;
+    Failure::new(Exit::Resources, words)
+}
+
 /// A failure of the device.
 pub fn of_device(settings: &Settings, e: &DeviceError) -> Failure {
-    let named = |name| Failure { exit: Exit::Resources, ..failure(settings, name, &e.to_string()) };
+    let named =
+        |name| Failure::new(Exit::Resources, failure(settings, name, &e.to_string()).message);
     match e {
         DeviceError::Isa(_) => named("device.isa"),
         DeviceError::Threads(_) => named("device.threads"),
@@ -98,6 +116,21 @@ mod tests {
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.message.starts_with("--kv-memory "), "{}", failure.message);
         assert!(failure.message.contains("needs 2212224 at least"), "{}", failure.message);
+    }
+
+    /// What was found: a server with `--kv-memory 900GiB` started on a machine of 24, with a warning.
+    #[test]
+    fn a_pool_beyond_the_memory_is_refused_with_both_sizes() {
+        let settings = with("pool.kv-memory", "900GiB", Source::Flag);
+        let failure = pool_beyond_memory(&settings, 900 << 30, 24 << 30);
+        assert_eq!((failure.exit, failure.code), (Exit::Resources, "resources"));
+        let words = failure.message;
+        assert!(
+            words.contains("it is 900.0 GiB, and this machine's memory has 24.0 GiB"),
+            "{words}"
+        );
+        let words = pool_beyond_memory(&settings, 216 << 30, 24 << 30).message;
+        assert!(words.contains("of which this model's sequences can use 216.0 GiB"), "{words}");
     }
 
     /// `--context-length 1` once said that `context_tokens_max` is 1, and exited with 1.

@@ -15,6 +15,14 @@ fn total_of(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// A size as people read it; a pool is sized in bytes, a machine in GiB.
+pub fn shown(bytes: u64) -> String {
+    match bytes as f64 / f64::from(1 << 20) {
+        mib if mib < 1024.0 => format!("{mib:.1} MiB"),
+        mib => format!("{:.1} GiB", mib / 1024.0),
+    }
+}
+
 /// Words about a pool that the memory cannot hold beside the weights. Its pages are taken as
 /// tokens fill them, so the process starts well and ends at some later time, with every request.
 pub fn shortage(pool_bytes: u64, weight_bytes: u64, memory_bytes: u64) -> Option<String> {
@@ -22,9 +30,12 @@ pub fn shortage(pool_bytes: u64, weight_bytes: u64, memory_bytes: u64) -> Option
     (needed > memory_bytes).then(|| {
         let most = memory_bytes.saturating_sub(weight_bytes) >> 20;
         format!(
-            "the token pool of {pool_bytes} bytes and the weights of {weight_bytes} bytes are more \
-             than this machine's memory of {memory_bytes} bytes: once the pool fills, the system \
-             ends the server; set --kv-memory (pool.kv-memory) well below {most}MiB"
+            "the token pool of {} and the weights of {} are more than this machine's memory of {}: \
+             once the pool fills, the system ends the server; set --kv-memory (pool.kv-memory) \
+             well below {most}MiB",
+            shown(pool_bytes),
+            shown(weight_bytes),
+            shown(memory_bytes)
         )
     })
 }

@@ -161,6 +161,26 @@ fn what_a_server_says_in_an_error_is_one_short_line() {
     }
 }
 
+/// What was found: a pool of 900 GiB was taken on any machine, with a warning.
+#[test]
+fn a_pool_beyond_the_machine_s_memory_is_refused() {
+    let dir = temp_dir("pool-beyond-memory");
+    let recall = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recall");
+    // Sequences enough to use so much.
+    let args = ["serve", "--model", recall, "--port", "0", "--max-running-requests", "4096"];
+    let too_much = [&args[..], &["--kv-memory", "15TiB"]].concat();
+    for (args, env) in
+        [(&too_much[..], None), (&args[..], Some(("LOCKSTEP_POOL_KV_MEMORY", "15TiB")))]
+    {
+        let out = run(&dir, args, env.as_slice());
+        let said = words(&out);
+        assert_eq!(out.status.code(), Some(6), "{said}");
+        assert!(said.contains("--kv-memory (pool.kv-memory in lockstep.toml"), "{said}");
+        assert!(said.contains("it is 15360.0 GiB"), "{said}");
+        assert!(said.contains("this machine's memory has "), "{said}");
+    }
+}
+
 /// A flag that does not exist was once answered in words alone, `--json` or not.
 #[test]
 fn a_wrong_command_line_is_json_for_machines_too() {
