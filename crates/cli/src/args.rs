@@ -4,7 +4,7 @@ mod change;
 mod knob_flags;
 
 pub use change::{ChangeArgs, ChangeCmd, InitArgs, RecordArgs};
-pub use knob_flags::KnobFlags;
+pub use knob_flags::{KnobFlags, PlanFlags};
 
 use crate::check::CheckArgs;
 use crate::exit::{self, Exit};
@@ -19,6 +19,7 @@ use std::path::PathBuf;
     version,
     propagate_version = true,
     max_term_width = 100,
+    next_line_help = is_narrow(),
     after_help = "Examples:\n  lockstep serve\n  lockstep pull\n  lockstep status\n\n\
                   Every command has its own --help with examples."
 )]
@@ -27,6 +28,13 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Cmd,
+}
+
+/// Columns below which what a flag does stands under it: beside it there were words of one a line.
+const NARROW: usize = 60;
+
+fn is_narrow() -> bool {
+    crate::out::columns().is_some_and(|columns| columns < NARROW)
 }
 
 fn root_help() -> String {
@@ -197,7 +205,9 @@ pub struct StatusArgs {
 pub enum PlanCmd {
     /// Show a bucket's plan: ops, lanes, arena map, bytes saved
     #[command(
-        after_help = "Examples:\n  lockstep plan show\n  lockstep plan show --bucket decode-8 --json\n  \
+        after_help = "The other flags of serve are taken too, so that a server's command line may \
+                      be given; no plan depends on them.\n\n\
+                      Examples:\n  lockstep plan show\n  lockstep plan show --bucket decode-8 --json\n  \
                       lockstep plan show --bucket decode-32 --svg plan.svg"
     )]
     Show(PlanShowArgs),
@@ -220,7 +230,7 @@ pub struct PlanShowArgs {
     pub json: bool,
     /// Every knob that was given.
     #[command(flatten)]
-    pub knobs: KnobFlags,
+    pub knobs: PlanFlags,
 }
 
 /// `drill`.
@@ -294,6 +304,55 @@ mod tests {
             cli.build();
             visit(&mut cli, width);
         }
+    }
+
+    /// What was found: below forty columns what a flag does stood beside it, a word a line.
+    #[test]
+    fn help_is_readable_on_a_narrow_terminal() {
+        fn visit(command: &mut Command, width: usize) {
+            let name = command.get_name().to_owned();
+            let text = command.render_help().to_string();
+            let (options, _) = text.split_once("Examples:").unwrap_or((&text, ""));
+            for line in options.lines() {
+                // A word, a flag with its value and the usage stay whole.
+                let of_words = line.trim_start();
+                let is_whole = of_words.starts_with('-') || !of_words.contains(' ');
+                let is_usage = ["Usage:", "lockstep "].iter().any(|w| of_words.starts_with(w));
+                let is_whole = is_whole || is_usage;
+                assert!(line.chars().count() <= width || is_whole, "{name} at {width}: {line}");
+                // What a flag does begins in a line of its own.
+                let is_beside = of_words.starts_with('-') && of_words.contains("  ");
+                assert!(!is_beside, "{name} at {width}: {line}");
+            }
+            command.get_subcommands_mut().for_each(|c| visit(c, width));
+        }
+        for width in [30, 40, 50, 59] {
+            let mut cli = Cli::command().term_width(width).next_line_help(true);
+            cli.build();
+            visit(&mut cli, width);
+        }
+    }
+
+    /// What was found: `plan show --help` listed every flag of `serve`, ports and keys too.
+    #[test]
+    fn help_of_plan_show_lists_what_a_plan_depends_on() {
+        let mut cli = Cli::command();
+        cli.build();
+        let plan = cli.find_subcommand_mut("plan").unwrap().find_subcommand_mut("show").unwrap();
+        let help = plan.render_help().to_string();
+        for flag in ["model", "graph-max-bs", "lanes", "kv-memory", "kv-dtype", "device", "bucket"]
+        {
+            assert!(help.contains(&format!("--{flag} <")), "{flag}: {help}");
+        }
+        for flag in ["port", "api-key", "log-interval", "audit-rate", "prefix-cache", "threads"] {
+            assert!(!help.contains(&format!("--{flag}")), "{flag}: {help}");
+        }
+        // A server's command line works all the same.
+        let line = ["lockstep", "plan", "show", "--port", "1", "--lanes", "2"];
+        let Cmd::Plan(PlanCmd::Show(args)) = Cli::try_parse_from(line).unwrap().command else {
+            panic!()
+        };
+        assert_eq!(args.knobs.0.0.len(), 2);
     }
 
     /// `status --help` once listed codes of drills and changes, of which it knows nothing.

@@ -7,7 +7,7 @@ use crate::{out, resolve, settings, store};
 
 /// Shows one bucket's plan, without a server.
 pub fn show(args: &PlanShowArgs) -> Result<Exit, Failure> {
-    let loaded = settings::load(args.config.as_deref(), std::env::vars_os(), &args.knobs)?;
+    let loaded = settings::load(args.config.as_deref(), std::env::vars_os(), &args.knobs.0)?;
     let files = resolve::model(&loaded.settings, store)?;
     let shown = build::describe_plan(&loaded.settings, &files, &args.bucket)?;
     if args.json {

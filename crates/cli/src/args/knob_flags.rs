@@ -2,7 +2,7 @@
 
 use clap::builder::StyledStr;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use lockstep_flow::knobs::{KNOBS, Kind, Knob};
+use lockstep_flow::knobs::{KNOBS, Kind, Knob, Shapes};
 
 /// The knobs that stand on the command line, with their values as written.
 #[derive(Clone, Default, Debug)]
@@ -58,5 +58,38 @@ impl FromArgMatches for KnobFlags {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
+    }
+}
+
+/// The same for `plan show`, whose help lists those that a plan depends on. The others are taken as
+/// well: a server's whole command line may be given.
+#[derive(Clone, Default, Debug)]
+pub struct PlanFlags(pub KnobFlags);
+
+/// Which model and which device's operations a plan is of; no generation changes them.
+const OF_EVERY_PLAN: [&str; 3] = ["model.path", "model.load-format", "device.kind"];
+
+fn shapes_plans(knob: &Knob) -> bool {
+    let shapes = matches!(knob.shapes, Shapes::Plan | Shapes::StateLayout | Shapes::Numerics);
+    shapes || OF_EVERY_PLAN.contains(&knob.name)
+}
+
+impl Args for PlanFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(KNOBS.iter().map(|knob| flag(knob).hide(!shapes_plans(knob))))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for PlanFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        KnobFlags::from_arg_matches(matches).map(PlanFlags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
     }
 }
