@@ -69,7 +69,7 @@ impl Base {
                 continue;
             }
             let fused = if style.fused { resolver.fused(op)? } else { None };
-            steps.push(fused.unwrap_or(Step { first: op, last: op, launch }));
+            steps.push(fused.unwrap_or(Step::new((op, op), launch)));
         }
         let (source, place) = ((proven.clone(), laid), (id, addresses));
         Ok(Exec::new(&self.driver, source, place, (launches, steps), style)?)

@@ -12,6 +12,8 @@ pub struct Captured {
     pub plans: u32,
     /// Kernels in their graphs.
     pub kernels: u32,
+    /// Those of them that are attention which turns the queries that it reads.
+    pub turning: u32,
     /// Milliseconds of all captures, arenas left out.
     pub ms: f64,
     /// Bytes of weights.

@@ -191,6 +191,7 @@ impl Device for CudaDevice {
         self.captured.weight_bytes = self.base.memory.bytes().0;
         self.captured.plans += 1;
         self.captured.kernels += exec.steps.len() as u32;
+        self.captured.turning += exec.steps.iter().filter(|s| s.turns_queries).count() as u32;
         if let Some(probe) = &self.probe {
             probe.captured(self.captured);
         }

@@ -263,7 +263,7 @@ fn graph(plan: &StepPlan, steps: &[Step], programmatic: bool) -> Result<Graph, C
     let mut graph = Graph::new()?;
     let mut nodes: Vec<Option<Node>> = vec![None; plan.ops.len()];
     let mut last: Vec<Option<Node>> = vec![None; plan.lanes.len()];
-    for Step { first, last: end, launch } in steps {
+    for Step { first, last: end, launch, .. } in steps {
         let lane = plan.op(*first).lane.index();
         let of_it = |op: OpId| *first <= op && op <= *end;
         let joined = plan.edges.iter().filter(|e| of_it(e.to) && e.kind != EdgeKind::NextStep);

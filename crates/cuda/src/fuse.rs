@@ -22,6 +22,15 @@ pub struct Step {
     pub last: OpId,
     /// The launch.
     pub launch: Launch,
+    /// It is attention that turns the queries which it reads.
+    pub turns_queries: bool,
+}
+
+impl Step {
+    /// Ops `first` to `last` in one launch.
+    pub fn new((first, last): (OpId, OpId), launch: Launch) -> Step {
+        Step { first, last, launch, turns_queries: false }
+    }
 }
 
 /// Query heads of a KV head that the fused kernel has room for.
@@ -92,9 +101,6 @@ impl Sharing {
     }
 }
 
-/// Channels of heads whose queries attention turns.
-const TURNED_DIM: u32 = 128;
-
 /// How warps share rows and KV heads where there are many: of no consequence for bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Walk {
@@ -128,11 +134,11 @@ impl Resolver<'_> {
     pub fn fused(&self, first: OpId) -> Result<Option<Step>, DeviceError> {
         if let Some((w, a)) = self.one_kernel(first) {
             let last = OpId(first.0 + 2);
-            return Ok(Some(Step { first, last, launch: self.attention_decode(w, a)? }));
+            return Ok(Some(Step::new((first, last), self.attention_decode(w, a)?)));
         }
         if let Some(w) = self.keys_alone(first) {
             let launch = self.rope_kv_write(w, w.attn.heads);
-            return Ok(Some(Step { first, last: first, launch }));
+            return Ok(Some(Step::new((first, first), launch)));
         }
         Ok(self.whole_rows(first))
     }
@@ -162,13 +168,11 @@ impl Resolver<'_> {
         (self.plan.bucket.is_decode() && fits && self.kernels.clusters).then_some((w, a))
     }
 
-    /// A rotation of keys alone: attention, which takes whole rows, turns the queries that it reads. Only of
-    /// heads whose bits the GPU suite has compared so: 128 channels, turned by halves, normed.
+    /// A rotation of keys alone: attention, which takes whole rows, turns the queries that it reads, where all
+    /// of their channels turn.
     fn keys_alone(&self, first: OpId) -> Option<&RopeKvWrite> {
         let (w, a) = self.three_ops(first)?;
-        let compared =
-            a.attn.head_dim == TURNED_DIM && w.pairing == RopePairing::Half && w.qk_norm.is_some();
-        let turns = compared && !self.plan.bucket.is_decode() && w.rotary_dim == a.attn.head_dim;
+        let turns = !self.plan.bucket.is_decode() && w.rotary_dim == a.attn.head_dim;
         (turns && self.attention_args(a).parts == 1).then_some(w)
     }
 
@@ -195,7 +199,8 @@ impl Resolver<'_> {
             eps: f32::from_bits(w.eps_bits),
             ..args
         });
-        Some(Step { first, last, launch: self.attention_mma(args) })
+        let turns_queries = args.turn != 0;
+        Some(Step { turns_queries, ..Step::new((first, last), self.attention_mma(args)) })
     }
 
     /// Whether another device lane waits for something inside `first..=last`, or it for that lane.

@@ -3,16 +3,22 @@
 
 use crate::Table;
 use crate::bed::{Ask, Bed, Keep, Outcome, Rng, gpu, greedy, model};
+use lockstep_cuda::Probe;
 use lockstep_engine::Knobs;
 use lockstep_flow::{SamplingParams, Seed};
+use lockstep_plan::KvDtype;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn knobs() -> Knobs {
     Knobs {
         graph_max_bs: 96,
         running_max: 96,
-        chunk_tokens: 512,
+        // So many that attention of a chunk takes whole rows, and turns the queries that it reads.
+        chunk_tokens: 2048,
         kv_bytes: 512 << 20,
+        // Of checkpoints in f32 too: other pages take kernels that share nothing.
+        kv_dtype: Some(KvDtype::F16),
         audit_rate: 0,
         prefix_cache: false,
         context_tokens: 1024,
@@ -77,14 +83,31 @@ fn compare(a: &[Outcome], b: &[Outcome]) -> Result<usize, String> {
     if rows == 0 { Err("no rows".into()) } else { Ok(rows) }
 }
 
+/// Says whether any captured bucket has attention that turns its queries: else what is compared below is not that.
+fn turning(name: &str, path: &Path, table: &mut Table) {
+    let mut device = gpu();
+    let probe = Arc::new(Probe::default());
+    device.set_probe(probe.clone());
+    let dummy = path.ends_with("lockstep-wide-heads");
+    let _bed = Bed::new(Box::new(device), model(path, dummy), knobs(), Keep::Nothing);
+    let all = probe.captures();
+    table.verdict(
+        all.turning > 0,
+        format!("bits {name}: {} of {} captured kernels turn queries", all.turning, all.kernels),
+    );
+}
+
 pub fn run(fixtures: &Path, table: &mut Table) {
     let tiny = fixtures.join("tiny");
+    // Heads of 16 channels turn by halves, of 32 and 128 by halves with norms, of 64 by neighbours.
     let models = [
+        ("llama", tiny.join("llama"), 32, 400),
         ("qwen3", tiny.join("qwen3"), 96, 400),
         ("wide-Q4_1", tiny.join("gguf/wide-Q4_1.gguf"), 32, 400),
         ("wide heads", wide_heads(), 96, 900),
     ];
     for (name, path, count, longest) in models {
+        turning(name, &path, table);
         let bed_of = |change: &dyn Fn(&mut Knobs), (programmatic, fused): (bool, bool)| {
             let mut knobs = knobs();
             change(&mut knobs);
