@@ -24,6 +24,7 @@ use block::{Head, Near, add_rows_of_block, calls};
 
 mod ahead;
 mod block;
+mod parts;
 
 /// Heads of a task where there are tasks enough, and else; both shape speed, not bits. With AVX2 many
 /// are two groups of few, which share what a core fetches.
@@ -263,7 +264,7 @@ unsafe fn attend_heads<V: Lanes, const H: usize, const G: usize, const N: usize>
             if n == 0 {
                 after(a, (row, first, heads), live, &mut queue);
             }
-            let calls = groups.len() * calls::<G, N>(of_block, a.dim);
+            let calls = groups.len() * calls::<V, G, N>(of_block, a.dim);
             let ahead = Ahead::new(&queue, a.dim, calls, near.cast());
             add_rows_of_block::<V, H, G, N>(groups, &rows[..of_block], ahead);
             queue.clear();

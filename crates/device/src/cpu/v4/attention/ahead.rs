@@ -45,6 +45,8 @@ pub struct Ahead<'a> {
     rows: &'a [*const f32],
     rows_a_call: usize,
     vectors: usize,
+    /// A row's first half has been asked for.
+    second: bool,
     /// Asked for where all have been: lines that are near.
     near: *const f32,
 }
@@ -55,7 +57,7 @@ impl<'a> Ahead<'a> {
     pub fn new(queue: &'a Queue, dim: usize, calls: usize, near: *const f32) -> Ahead<'a> {
         let vectors = dim / LANES;
         let rows = &queue.rows[..queue.count];
-        Ahead { rows, rows_a_call: rows.len().div_ceil(calls.max(1)), vectors, near }
+        Ahead { rows, rows_a_call: rows.len().div_ceil(calls.max(1)), vectors, second: false, near }
     }
 
     /// The rows of the next call, which has so many steps: a line of each at a step.
@@ -69,9 +71,29 @@ impl<'a> Ahead<'a> {
             }
         }
         match now.split_first() {
-            Some((first, rest)) => Asked { first: *first, rest },
-            None => Asked { first: self.near, rest: &[] },
+            Some((first, rest)) => Asked { first: *first, rest, slower: 0 },
+            None => Asked { first: self.near, rest: &[], slower: 0 },
         }
+    }
+
+    /// As [`Ahead::call`], but half a row where all of them are of a block that is not begun: whole
+    /// ones would be over when half of the calls are to come.
+    #[inline(always)]
+    pub fn call_evenly<V: Lanes>(&mut self, steps: usize) -> Asked<'a> {
+        if self.rows_a_call > 1 || self.rows.len() > BLOCK {
+            return self.call::<V>(steps);
+        }
+        let Some((row, later)) = self.rows.split_first() else {
+            return self.call::<V>(steps);
+        };
+        let half = self.vectors.div_ceil(2);
+        let first = row.wrapping_add(if self.second { half * LANES } else { 0 });
+        self.rows = if self.second { later } else { self.rows };
+        self.second = !self.second;
+        for line in steps..half {
+            V::fetch(first.wrapping_add(line * LANES));
+        }
+        Asked { first, rest: &[], slower: u32::from(steps >= 2 * half) }
     }
 }
 
@@ -80,13 +102,15 @@ impl<'a> Ahead<'a> {
 pub struct Asked<'a> {
     first: *const f32,
     rest: &'a [*const f32],
+    /// 1: two steps a line.
+    slower: u32,
 }
 
 impl Asked<'_> {
     /// Asks for a line of each.
     #[inline(always)]
     pub fn step<V: Lanes>(self, line: usize) {
-        V::fetch(self.first.wrapping_add(line * LANES));
+        V::fetch(self.first.wrapping_add((line >> self.slower) * LANES));
         for row in self.rest {
             V::fetch(row.wrapping_add(line * LANES));
         }

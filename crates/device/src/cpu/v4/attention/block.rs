@@ -4,13 +4,16 @@
 //! all heads in the first, some channels of all heads in the second, while the block's rows pass by.
 //! A block is more than a core's nearest cache holds, so that each pass reads it once from the next
 //! one; queries and results, which are read again and again, lie side by side in the nearest. Groups
-//! of heads that registers do not hold together take rows in turn, while they are near.
+//! of heads that registers do not hold together take rows in turn, while they are near. Where a vector
+//! is two registers, [`parts`] has both passes.
 
+use super::super::super::isa::Isa;
 use super::super::super::lanes::{LANES, Lanes};
 use super::super::super::math::exp_lanes;
 use super::super::rope::HEAD_DIM_MAX;
 use super::BLOCK;
 use super::ahead::Ahead;
+use super::parts;
 
 /// Queries and running results, `[dim / 16][H][16]` each: a step's vectors of all heads follow each
 /// other. At a page's start, as rows are at a multiple of a page or of its half.
@@ -23,14 +26,18 @@ pub struct Near<const H: usize> {
 /// Scores, then weights, of a block: `H` heads a row, row after row; and a vector more, since a row
 /// is read as one.
 #[repr(align(64))]
-struct Weights<const H: usize>([[f32; H]; BLOCK + LANES]);
+pub struct Weights<const H: usize>(pub [[f32; H]; BLOCK + LANES]);
 
 /// Running results of `H` heads.
 pub struct Head<const H: usize> {
-    q: *mut f32,
-    o: *mut f32,
-    dim: usize,
-    scale: f32,
+    /// Queries, as in [`Near`].
+    pub q: *mut f32,
+    /// Running results, as in [`Near`].
+    pub o: *mut f32,
+    /// Channels.
+    pub dim: usize,
+    /// Of scores.
+    pub scale: f32,
     /// Greatest scores.
     m: [f32; H],
     /// Sums of weights, in the first lanes.
@@ -92,12 +99,20 @@ impl<const H: usize> Head<H> {
 const NEAR_ROWS: usize = 16;
 
 /// Rows that one of `groups` groups reads before the next one does.
-const fn rows_in_turn(groups: usize) -> usize {
+pub const fn rows_in_turn(groups: usize) -> usize {
     if groups == 1 { BLOCK } else { NEAR_ROWS }
 }
 
+/// True where tiles are of registers and not of vectors.
+const fn in_parts<V: Lanes>() -> bool {
+    matches!(V::ISA, Isa::Avx2)
+}
+
 /// Calls of a block's two passes over `n` rows, for each of `G` groups.
-pub const fn calls<const G: usize, const N: usize>(n: usize, dim: usize) -> usize {
+pub const fn calls<V: Lanes, const G: usize, const N: usize>(n: usize, dim: usize) -> usize {
+    if in_parts::<V>() {
+        return parts::calls::<V, G>(n, dim);
+    }
     let vectors = dim / LANES;
     n / N + n % N + n.div_ceil(rows_in_turn(G)) * (vectors / N + vectors % N)
 }
@@ -118,6 +133,13 @@ pub unsafe fn add_rows_of_block<V: Lanes, const H: usize, const G: usize, const 
     let (n, dim) = (rows.len(), groups[0].dim);
     // SAFETY: the caller's contract.
     unsafe {
+        if in_parts::<V>() {
+            parts::all_scores::<V, H>(groups, rows, &mut p, &mut ahead);
+            for ((head, p), keep) in groups.iter_mut().zip(&mut p).zip(&mut keep) {
+                *keep = weigh::<V, H>(p, n, head);
+            }
+            return parts::add_all::<V, H, G>(groups, rows, &p, &keep, &mut ahead);
+        }
         for i in (0..n / N * N).step_by(N) {
             for (head, p) in groups.iter().zip(&mut p) {
                 scores::<V, H, N>(head, rows, i, p, &mut ahead);
